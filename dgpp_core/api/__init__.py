@@ -1,0 +1,25 @@
+"""What a plugin may import: hook specifications, the model contract, errors and the contract version."""
+
+from dgpp_core.api.bindings import Binding, BindingTable, Init
+from dgpp_core.api.errors import (
+    CheckpointError,
+    ConfigError,
+    DgppError,
+    EngineError,
+    PlanError,
+    PluginError,
+    RequestError,
+    TokenizerError,
+)
+from dgpp_core.api.hooks import API_VERSION, ENTRY_POINT_GROUP, Hooks, hookimpl, hookspec
+from dgpp_core.api.model import Bus, Drafter, Model, Shard, State, StepBatch, Weights
+from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PackagedCheckpoint, PlanTerm
+from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, StateGroup, WindowGroup
+
+__all__ = [
+    "API_VERSION", "DTYPE_BYTES", "ENTRY_POINT_GROUP", "Binding", "BindingTable", "Bus", "CheckpointError",
+    "ConfigError", "DgppError", "Dialect", "Drafter", "EngineError", "Hooks", "Init", "Model", "ModelConfig",
+    "ModelSpec", "PackagedCheckpoint", "PagedGroup", "PlanError", "PlanTerm", "PluginError", "RecurrentGroup",
+    "RequestError", "Shard", "State", "StateGroup", "StepBatch", "TokenizerError", "Weights", "WindowGroup",
+    "hookimpl", "hookspec",
+]  # fmt: skip

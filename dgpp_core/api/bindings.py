@@ -1,0 +1,58 @@
+"""The binding table: every tensor a model expects of its checkpoint.
+
+The loader, the memory plan, the random-checkpoint writer and the conformance kit are driven by this one table.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["linear", "embedding", "vector"]
+"""How a tensor is used: the matrix of a linear layer, a table of rows to look up, or anything kept as it is."""
+
+
+class Init(msgspec.Struct, frozen=True):
+    """How `dgpp synth` fills a tensor: normal with ``std`` around ``mean``."""
+
+    std: float = 0.02
+    mean: float = 0.0
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of the checkpoint and where it goes.
+
+    Attributes:
+        name: the tensor's name in the checkpoint.
+        shape: its whole (uncut) shape there.
+        target: the parameter it becomes. Several bindings with one target are concatenated along axis 0 in table
+            order (fused query/key/value, gate/up).
+        role: how the parameter is used; decides its resident form and so its bytes in the memory plan.
+        cut: the axis that tensor-parallel ranks divide, or None for a copy on every rank.
+        formats: the safetensors dtypes accepted for it.
+        init: how a random checkpoint fills it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    target: str
+    role: Role = "linear"
+    cut: int | None = None
+    formats: tuple[str, ...] = ("F32", "BF16", "F16")
+    init: Init = Init()
+
+
+class BindingTable(msgspec.Struct, frozen=True):
+    """All bindings of a model, and the checkpoint names it knows and does not need.
+
+    Attributes:
+        tensors: in the order in which the model takes its parameters.
+        ignored: shell-style patterns of checkpoint tensors that are passed over (``*.rotary_emb.inv_freq``).
+        shared: pairs (target, target): the second parameter is the first one's data in another resident form
+            (a tied output head), so that the plan counts it.
+    """
+
+    tensors: tuple[Binding, ...]
+    ignored: tuple[str, ...] = ()
+    shared: tuple[tuple[str, str], ...] = ()

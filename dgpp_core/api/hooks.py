@@ -1,0 +1,83 @@
+"""The hook specifications of the plugin contract.
+
+A plugin is a module (or object) named by an entry point of the group ``dgpp.plugins``. It declares the contract it was
+written for as ``DGPP_API = 1`` and implements the hooks below with `hookimpl`. Importing it must not import torch:
+the front end loads it too. Heavy imports belong inside `dgpp_build` and `dgpp_drafter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pluggy
+
+from dgpp_core.api.bindings import BindingTable
+from dgpp_core.api.model import Drafter, Model, Shard
+from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PlanTerm
+from dgpp_core.api.state import StateGroup
+
+if TYPE_CHECKING:
+    import click
+
+API_VERSION = 1
+ENTRY_POINT_GROUP = "dgpp.plugins"
+PROJECT = "dgpp"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class Hooks(Protocol):
+    """Each method is a hook; ``dgpp_models``, ``dgpp_bindings``, ``dgpp_groups`` and ``dgpp_build`` are required."""
+
+    @hookspec(firstresult=True)
+    def dgpp_models(self) -> Sequence[ModelSpec]:
+        """The family's models."""
+        ...
+
+    @hookspec(firstresult=True)
+    def dgpp_bindings(self, spec: ModelSpec, config: ModelConfig) -> BindingTable:
+        """Every tensor the model expects of its checkpoint."""
+        ...
+
+    @hookspec(firstresult=True)
+    def dgpp_groups(self, spec: ModelSpec, config: ModelConfig, world: int) -> Sequence[StateGroup]:
+        """State groups of the model and its drafter together, as one rank of ``world`` keeps them."""
+        ...
+
+    @hookspec(firstresult=True)
+    def dgpp_build(self, spec: ModelSpec, config: ModelConfig, shard: Shard) -> Model:
+        """The model of one rank, with its weights."""
+        ...
+
+    @hookspec(firstresult=True)
+    def dgpp_drafter(self, spec: ModelSpec, config: ModelConfig, shard: Shard, model: Model) -> Drafter | None:
+        """The drafter that goes with ``model``, if there is one."""
+        ...
+
+    @hookspec(firstresult=True)
+    def dgpp_memory_plan(
+        self, spec: ModelSpec, config: ModelConfig, world: int, settings: Mapping[str, Any]
+    ) -> Sequence[PlanTerm]:
+        """Terms of the memory plan that the binding table and the state groups do not tell."""
+        ...
+
+    @hookspec(firstresult=True)
+    def dgpp_dialect(self, spec: ModelSpec) -> Dialect:
+        """Chat template and markers."""
+        ...
+
+    @hookspec
+    def dgpp_commands(self, cli: click.Group) -> None:
+        """Add commands to ``dgpp``."""
+        ...
+
+    @hookspec
+    def dgpp_routes(self) -> Sequence[Any]:
+        """Litestar route handlers to add to the service."""
+        ...
+
+    @hookspec
+    def dgpp_event(self, event: Any) -> None:
+        """Observe what the service does."""

@@ -1,0 +1,148 @@
+"""The model contract: what a plugin builds and what the engine hands to its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class StepBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A ragged set of rows: prefill chunks and decode rows alike.
+
+    A *segment* is the run of rows of one request. Shapes: R rows, B segments.
+
+    Attributes:
+        tokens: int64 ``[R]``, input ids, segment after segment.
+        positions: int64 ``[R]``, absolute position of each row.
+        counts: rows of each segment; known on the host, so a captured graph has them fixed.
+        slots: int64 ``[B]``, the slot of each segment (index into window and recurrent state).
+        lengths: int64 ``[B]``, tokens of each request already in the state before this step.
+        block_tables: int64 ``[B, max_blocks]``, block ids of each request's paged rows; unused entries are 0.
+        candidates: int64 ``[B]``, which recurrent candidate holds each request's state now.
+        keep_rows: True in a verify step: recurrent state is written after every row r to candidate r. Otherwise only
+            the state after the segment's last row, to candidate 0.
+        max_length: a host-side bound on ``positions + 1``.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    counts: tuple[int, ...]
+    slots: Tensor
+    lengths: Tensor
+    block_tables: Tensor
+    candidates: Tensor
+    keep_rows: bool
+    max_length: int
+
+    @property
+    def uniform(self) -> int | None:
+        """Rows a segment where all have the same number, else None."""
+        return self.counts[0] if len(set(self.counts)) == 1 else None
+
+    def last_rows(self) -> list[int]:
+        """Row index of each segment's last row."""
+        ends, total = [], 0
+        for count in self.counts:
+            total += count
+            ends.append(total - 1)
+        return ends
+
+
+State = Mapping[str, "Tensor"]
+"""State tensors by group name; layouts in `dgpp_core.api.state`."""
+
+
+class Bus(Protocol):
+    """Collectives among the ranks that share a model."""
+
+    rank: int
+    world: int
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        """Sum of every rank's ``partial``, folded in rank order so that all ranks get the same bits."""
+        ...
+
+    def all_gather(self, part: Tensor, dim: int) -> Tensor:
+        """Every rank's ``part``, concatenated along ``dim`` in rank order."""
+        ...
+
+
+class Weights(Protocol):
+    """The checkpoint as the model takes it: cut for this rank, in stored or widened form."""
+
+    def take(self, target: str) -> Tensor:
+        """The parameter ``target`` on the model's device. Each is taken exactly once.
+
+        Raises:
+            CheckpointError: it is not in the binding table or was taken before.
+        """
+        ...
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Where and of what a model is built.
+
+    Attributes:
+        device: the torch device.
+        dtype: the dtype activations are computed in (float32 on a CPU).
+        weights: the checkpoint's parameters.
+        bus: this rank's collectives; ``bus.rank`` and ``bus.world`` say which part of each cut tensor it holds.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    weights: Weights
+    bus: Bus
+
+
+class Model(Protocol):
+    """A target model of one rank."""
+
+    def forward(self, batch: StepBatch, state: State) -> Tensor:
+        """Run every row, writing the rows' state; returns the last hidden states, ``[R, hidden_size]``.
+
+        Decode batches are captured into graphs: no host read of a device value when ``batch.uniform`` is set.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Output head: ``[N, hidden_size]`` to float32 ``[N, vocab_size]``."""
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes tokens that the target verifies in its next step."""
+
+    depth: int
+
+    def observe(self, batch: StepBatch, hidden: Tensor, next_tokens: Tensor, state: State) -> Tensor:
+        """Run the draft layer over the target's rows; row r also knows the token that follows it.
+
+        Args:
+            batch: the batch the target just ran.
+            hidden: the target's hidden states, ``[R, hidden_size]``.
+            next_tokens: int64 ``[R]``, the id at each row's position + 1.
+
+        Returns:
+            the drafter's own hidden states, ``[R, hidden_size]``.
+        """
+        ...
+
+    def propose(self, batch: StepBatch, hidden: Tensor, tokens: Tensor, depth: int, state: State) -> Tensor:
+        """Draft ``depth`` tokens after each segment's committed end.
+
+        Args:
+            batch: one row a segment: the last observed row of each (its position, slot and block table).
+            hidden: what `observe` returned for those rows, ``[B, hidden_size]``.
+            tokens: int64 ``[B]``, the committed token that follows each of those rows.
+
+        Returns:
+            int64 ``[B, depth]``. State written on the way is provisional: it lies past the committed length.
+        """
+        ...

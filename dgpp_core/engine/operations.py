@@ -1,0 +1,87 @@
+"""What the scheduler tells the engine to do in one tick, and what the engine answers. Torch-free.
+
+Operations are executed in order. They carry no measured or local value, so every rank derives the same ones and their
+digest can be compared.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpp_core.sampling.params import SamplingParams
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """A request takes a slot: ``cached`` tokens of its prompt are already in ``blocks`` and in snapshot ``arena``."""
+
+    slot: int
+    request: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    logprobs: int
+    blocks: tuple[int, ...]
+    cached: int
+    arena: int = -1
+
+
+class Extend(msgspec.Struct, frozen=True, tag="extend"):
+    """Blocks appended to a slot's table."""
+
+    slot: int
+    blocks: tuple[int, ...]
+
+
+class Prefill(msgspec.Struct, frozen=True, tag="prefill"):
+    """Compute prompt tokens ``start .. start + count``; ``last`` picks the first token."""
+
+    slot: int
+    start: int
+    count: int
+    last: bool
+
+
+class Decode(msgspec.Struct, frozen=True, tag="decode"):
+    """One step for each of ``slots``, verifying ``depth`` drafts each."""
+
+    slots: tuple[int, ...]
+    depth: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    """Copy the window and recurrent state of a slot into the arena."""
+
+    slot: int
+    arena: int
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """The slot is free; its state is dead."""
+
+    slot: int
+
+
+Operation = Begin | Extend | Prefill | Decode | Snapshot | Release
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probability of a picked token and the best alternatives in canonical order."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class SlotResult(msgspec.Struct, frozen=True):
+    """Tokens that one operation committed for a request."""
+
+    slot: int
+    request: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    drafted: int = 0
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """Everything one tick's operations committed."""
+
+    tick: int
+    slots: tuple[SlotResult, ...]

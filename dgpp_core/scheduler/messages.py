@@ -1,0 +1,203 @@
+"""Messages between the front end and the engine: msgpack, tagged, one frame each. Torch-free.
+
+A frame is a little-endian uint32 length and that many bytes. `VERSION` is compared at the start: both ends come from
+one installation, so a difference means a broken one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from dgpp_core.engine.operations import TokenLogprobs
+from dgpp_core.sampling.params import SamplingParams
+
+VERSION = 1
+
+Reason = Literal["eos", "length", "stop", "cancelled", "error"]
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):
+    """Front end to engine, first: what to serve. ``settings`` is the JSON of the resolved engine settings."""
+
+    version: int
+    model: str
+    checkpoint: str
+    device: str
+    settings: bytes
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """A validated request.
+
+    Attributes:
+        id: unique in this process.
+        tokens: the prompt, at least one id.
+        max_tokens: most tokens to generate, at least 1.
+        logprobs: alternatives a token, -1 for none at all.
+        eos_ids: ids that end the reply; empty with ``ignore_eos``.
+        use_cache: whether prefixes may be reused and left behind.
+    """
+
+    id: int
+    tokens: tuple[int, ...]
+    max_tokens: int
+    params: SamplingParams
+    logprobs: int = -1
+    eos_ids: tuple[int, ...] = ()
+    use_cache: bool = True
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """The client left."""
+
+    id: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """A stop string matched: end the request with reason ``stop``."""
+
+    id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End what runs, then leave. Requests still running are cancelled."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine serves.
+
+    Attributes:
+        context_tokens: most tokens (prompt and reply) a request may have.
+        position_ceiling: the model's own bound.
+        pool_tokens: tokens the KV pool holds.
+        row_exact: whether the rehearsal found every row's bits independent of its neighbours.
+        plan: the printed memory plan.
+    """
+
+    version: int
+    pid: int
+    vocab_size: int
+    context_tokens: int
+    position_ceiling: int
+    pool_tokens: int
+    row_exact: bool
+    load_seconds: float
+    plan: str
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """Progress before `Ready`: a stage name and, where known, bytes done and in all."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Update(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens one step committed for a request."""
+
+    id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class Ending(msgspec.Struct, frozen=True, array_like=True):
+    """A request ended, exactly once. The token that ended it by ``eos`` was in an `Update` and counts."""
+
+    id: int
+    reason: Reason
+    cached_tokens: int = 0
+    error: str = ""
+
+
+class Output(msgspec.Struct, frozen=True, tag="output"):
+    """What one tick has for the clients."""
+
+    updates: tuple[Update, ...]
+    endings: tuple[Ending, ...] = ()
+
+
+class PrefillProgress(msgspec.Struct, frozen=True):
+    """How far a prompt is."""
+
+    id: int
+    slot: int
+    prompt_tokens: int
+    processed_tokens: int
+    cached_tokens: int
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since the start, and gauges of now."""
+
+    ticks: int = 0
+    active: int = 0
+    prefilling: int = 0
+    queued: int = 0
+    slots: int = 0
+    blocks_total: int = 0
+    blocks_in_use: int = 0
+    blocks_cached: int = 0
+    snapshots_total: int = 0
+    snapshots_in_use: int = 0
+    requests_finished: int = 0
+    requests_cancelled: int = 0
+    requests_preempted: int = 0
+    tokens_generated: int = 0
+    prompts_prefilled: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_computed: int = 0
+    decode_steps: int = 0
+    decode_rows: int = 0
+    step_ms: float = 0.0
+    prefill_ms: float = 0.0
+    draft_rounds: int = 0
+    draft_tokens: int = 0
+    draft_accepted: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_tokens_saved: int = 0
+    cache_evictions: int = 0
+    prefills: tuple[PrefillProgress, ...] = ()
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Sent by a thread of its own every 0.2 s: the process runs; ``progress`` grows with every finished step."""
+
+    progress: int
+    busy: bool
+    stats: Stats
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot go on; it exits after this."""
+
+    what: str
+    detail: str
+    exit_code: int
+
+
+ToEngine = Boot | Submit | Cancel | Stop | Shutdown
+FromEngine = Ready | Loading | Output | Beat | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """The message as one frame."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """A frame's body, as the engine reads it; raises `msgspec.DecodeError`."""
+    return _to_engine.decode(body)
+
+
+def decode_from_engine(body: bytes) -> FromEngine:
+    """A frame's body, as the front end reads it; raises `msgspec.DecodeError`."""
+    return _from_engine.decode(body)

@@ -1,0 +1,1 @@
+"""Llama-class models for dgpp."""
