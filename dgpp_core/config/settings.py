@@ -1,0 +1,258 @@
+"""The settings of an engine and its HTTP service, and the deployment file that holds them.
+
+The field types carry the parse ranges, so that the parser, the command line and the documentation read one table.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from dgpp_core.api.errors import ConfigError
+from dgpp_core.config.strict import convert, parse_json, read_text
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Bytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Natural = Annotated[int, Meta(ge=0, le=2**30)]
+Positive = Annotated[int, Meta(ge=1, le=2**30)]
+Depth = Annotated[int, Meta(ge=1, le=5)]
+
+AUTOMATIC_PREFILL_TOKENS = 256
+"""Prompt tokens a tick beside running decodes where ``prefill_budget_tokens`` is -1."""
+
+
+class FileInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits on files attached to a request; sizes in bytes."""
+
+    directory: str = ""
+    pdf_command: str = "pdftotext"
+    max_file_bytes: Bytes = 52_428_800
+    max_request_bytes: Bytes = 52_428_800
+    max_text_bytes: Bytes = 134_217_728
+    max_storage_bytes: Bytes = 1_073_741_824
+    pdf_timeout_ms: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 120_000
+    workers: Annotated[int, Meta(ge=1, le=256)] = 4
+
+
+class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """YaRN over the checkpoint's rotary embedding: lifts the positional ceiling to original x factor."""
+
+    factor: Annotated[float, Meta(gt=0, le=2**20)]
+    original_max_position_embeddings: Annotated[int, Meta(ge=1, le=2**40)]
+    rope_type: Literal["yarn"] | UnsetType = UNSET
+    type: Literal["yarn"] | UnsetType = UNSET
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attn_factor: float = 1.0
+    mrope_cache_factor: float | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if (self.rope_type is UNSET) == (self.type is UNSET):
+            raise ValueError("rope_type: (or its other name `type`) must be given, once")
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much an engine holds and how it computes. Defaults serve a small model on a laptop's CPU.
+
+    Where they part from the predecessor's: ``mtp`` is on, needs no graph and has no effect without a drafter;
+    ``prefill_budget_tokens`` is automatic, since a whole prompt in one piece stalls every running reply.
+    Keys of devices, families and worlds that this version does not serve are checked and named by `without_effect`.
+
+    Capacity:
+        max_concurrency: slots, requests that run at once.
+        kv_capacity: tokens the KV pool holds, rounded up to ``block_tokens``.
+        block_tokens: tokens a KV block; the unit of prefix sharing.
+        kv_dtype, embed_sharding: how the cache and the embedding are stored and divided.
+        default_max_tokens: reply limit where a request names none.
+        queue_limit: requests that wait for a slot before the next gets a 503.
+        max_connections: open HTTP connections.
+        prefix_cache_gib: snapshots of window and recurrent state; 0 is off. Paged blocks are cached in the pool itself.
+        prefix_min_tokens: no snapshot below this position.
+        prefix_head_snapshots: an extra snapshot at the first structural boundary.
+        admission: ``full`` reserves prompt and reply, ``grow`` a window of ``admission_window`` tokens at a time.
+        prefill_budget_tokens: prompt tokens a tick while replies run; -1 automatic, 0 the whole prompt.
+        prefill_idle_budget_tokens: the same while none runs; 0 uses the busy budget.
+        admission_gather_ms: how long an idle engine waits for company of its first arrival.
+        model_alias: the served model id, where it is not the model's own.
+        reasoning_in_content: reasoning stays in the text instead of a field of its own.
+        no_eos: replies run to their limit (for measuring).
+        stats_interval_s: seconds between statistics lines; 0 is off.
+    Execution:
+        pipeline: launch the next step before the host has read the last one.
+        decode_graph, graph_batch_min_live: captured decode graphs.
+        mtp, mtp_depth: drafting and the most tokens drafted a step; ``mtp_schedule*`` choose the depth by its worth.
+        sampling_candidates: candidates kept by the sampler's first pass.
+        prefill, ngram_table, dense_weights, fp8_head, bf16_weights: forms that single families offer.
+        rope_scaling: YaRN, for families that take it.
+        bulk_pace_gbps, bulk_inflight, rendezvous_timeout_ms: transport between ranks.
+    """
+
+    max_concurrency: Annotated[int, Meta(ge=1, le=2**20)] = 8
+    kv_capacity: Annotated[int, Meta(ge=1, le=2**40)] = 8192
+    block_tokens: Annotated[int, Meta(ge=1, le=4096)] = 64
+    kv_dtype: Literal["bf16", "fp8", "fp4"] = "bf16"
+    embed_sharding: Literal["replicated", "vocab"] = "replicated"
+    default_max_tokens: Positive = 256
+    queue_limit: Positive = 64
+    max_connections: Annotated[int, Meta(ge=1, le=2**20)] = 64
+    prefix_cache_gib: Annotated[float, Meta(ge=0, le=2**20)] = 1.5
+    prefix_min_tokens: Natural = 1024
+    prefix_head_snapshots: bool = True
+    admission: Literal["full", "grow"] = "full"
+    admission_window: Positive = 256
+    prefill_budget_tokens: Annotated[int, Meta(ge=-1, le=2**30)] = -1
+    prefill_idle_budget_tokens: Natural = 0
+    admission_gather_ms: Annotated[int, Meta(ge=0, le=1000)] = 3
+    file_inputs: FileInputs = FileInputs()
+    model_alias: str = ""
+    reasoning_in_content: bool = False
+    no_eos: bool = False
+    stats_interval_s: Annotated[float, Meta(ge=0, le=2**30)] = 10.0
+    pipeline: bool = False
+    decode_graph: bool = False
+    mtp: bool = True
+    mtp_depth: Depth = 1
+    mtp_schedule: bool = False
+    mtp_schedule_row_ms: Annotated[float, Meta(gt=0, le=2**30)] = 8.0
+    mtp_schedule_base_ms: Annotated[float, Meta(ge=0, le=2**30)] = 28.0
+    mtp_schedule_lambda: Annotated[float, Meta(ge=0, le=2**30)] = 0.0
+    mtp_schedule_min_depth: Depth = 1
+    mtp_schedule_adapt: bool = True
+    graph_batch_min_live: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    sampling_candidates: Annotated[int, Meta(ge=1, le=256)] = 128
+    prefill: Literal["bounded", "exact"] = "bounded"
+    ngram_table: Literal["resident", "mmap"] = "resident"
+    dense_weights: Literal["checkpoint", "fp8"] = "checkpoint"
+    fp8_head: Literal["gemv", "mma"] = "gemv"
+    bf16_weights: Literal["checkpoint", "bf12", "bf12+bf16"] = "checkpoint"
+    rope_scaling: RopeScaling | UnsetType = UNSET
+    bulk_pace_gbps: float = -1.0
+    bulk_inflight: Annotated[int, Meta(ge=-1, le=2**20)] = -1
+    rendezvous_timeout_ms: Positive = 120_000
+
+    def __post_init__(self) -> None:
+        if self.mtp_depth > 1 and not self.mtp:
+            raise ValueError("mtp_depth: above 1 needs `mtp`")
+        if self.mtp_schedule and not self.mtp:
+            raise ValueError("mtp_schedule: needs `mtp`")
+        if self.mtp_schedule_min_depth > self.mtp_depth:
+            raise ValueError("mtp_schedule_min_depth: must not be above `mtp_depth`")
+        if self.graph_batch_min_live > self.max_concurrency:
+            raise ValueError("graph_batch_min_live: must not be above `max_concurrency`")
+        if self.prefill_idle_budget_tokens and self.prefill_idle_budget_tokens < self.busy_budget:
+            raise ValueError("prefill_idle_budget_tokens: must not be below `prefill_budget_tokens`")
+        if self.prefill_idle_budget_tokens and not self.busy_budget:
+            raise ValueError("prefill_idle_budget_tokens: needs a `prefill_budget_tokens` other than 0")
+
+    @property
+    def busy_budget(self) -> int:
+        """Prompt tokens a tick while replies run; 0 is the whole prompt."""
+        return AUTOMATIC_PREFILL_TOKENS if self.prefill_budget_tokens == -1 else self.prefill_budget_tokens
+
+    @property
+    def idle_budget(self) -> int:
+        """Prompt tokens a tick while no reply runs; 0 is the whole prompt."""
+        return self.prefill_idle_budget_tokens or self.busy_budget
+
+    @property
+    def pool_blocks(self) -> int:
+        """KV blocks that requests can use."""
+        return -(-self.kv_capacity // self.block_tokens)
+
+
+IDLE_KEYS = (
+    "kv_dtype", "embed_sharding", "file_inputs", "decode_graph", "mtp_schedule", "mtp_schedule_row_ms",
+    "mtp_schedule_base_ms", "mtp_schedule_lambda", "mtp_schedule_min_depth", "mtp_schedule_adapt",
+    "graph_batch_min_live", "sampling_candidates", "prefill", "ngram_table", "dense_weights", "fp8_head",
+    "bf16_weights", "bulk_pace_gbps", "bulk_inflight", "rendezvous_timeout_ms",
+)  # fmt: skip
+"""Keys that are read and checked, and that nothing in this version acts on."""
+
+
+def without_effect(settings: EngineSettings) -> list[str]:
+    """The keys that were given a value of their own although this version does not act on them; warn of each."""
+    plain = EngineSettings()
+    return [key for key in IDLE_KEYS if getattr(settings, key) != getattr(plain, key)]
+
+
+class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and how the HTTP service listens; ``sse_ping_interval`` in seconds, -1 is off."""
+
+    bind_host: str = "127.0.0.1"
+    port: Port = 18080
+    max_body_bytes: Bytes = 268_435_456
+    sse_ping_interval: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 30
+
+    def __post_init__(self) -> None:
+        if not _is_ipv4(self.bind_host):
+            raise ValueError("bind_host: must be an IPv4 address such as 127.0.0.1 or 0.0.0.0")
+        if self.sse_ping_interval == 0:
+            raise ValueError("sse_ping_interval: must be -1 (off) or at least 1")
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+class Paths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The only paths a deployment may set; everything else belongs to the site."""
+
+    resident_cache: str = ""
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model at one world size.
+
+    Attributes:
+        model: the exact Hugging Face id.
+        world_size: ranks; the first ``world_size`` nodes of the site.
+        release: installed software version; empty for a development build.
+        http: what the site's HTTP settings are overridden with, as parsed and checked (see `HttpSettings`).
+    """
+
+    model: Annotated[str, Meta(min_length=1)]
+    world_size: Annotated[int, Meta(ge=1)]
+    release: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.+-]*)?$")] = ""
+    engine: EngineSettings = EngineSettings()
+    paths: Paths = Paths()
+    http: dict[str, Any] = {}
+
+
+SITE_KEYS = ("nodes", "ssh_user", "node_env")
+
+
+def read_deployment(path: Path) -> Deployment:
+    """The deployment in ``path``.
+
+    Raises:
+        ConfigError: unreadable, not JSON, or a key that is unknown, missing, twice, of a wrong type or out of range.
+    """
+    raw = parse_json(read_text(path, "deployment file"), str(path))
+    return parse_deployment(raw, str(path))
+
+
+def parse_deployment(raw: object, where: str) -> Deployment:
+    """A deployment from parsed JSON; ``where`` names its source in errors."""
+    if isinstance(raw, dict):
+        for key in SITE_KEYS:
+            if key in raw:
+                raise ConfigError(
+                    f"`{key}` does not belong in a deployment",
+                    where=where,
+                    hint="set DGPP_NODES and DGPP_SSH_USER in the site file (.env), which names the machines",
+                )
+        if isinstance(http := raw.get("http"), dict):
+            convert({"http": http}, _HttpOnly, where)
+    return convert(raw, Deployment, where)
+
+
+class _HttpOnly(msgspec.Struct):
+    http: HttpSettings
