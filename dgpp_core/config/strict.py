@@ -1,4 +1,4 @@
-"""Strict reading of JSON into msgspec structs: every error names the key, the file, what was found and what is allowed."""
+"""Strict reading of JSON into msgspec structs: errors name the key, the file, what was found and what is allowed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,239 @@
+"""The headers of a checkpoint's safetensors files, validated as a whole before anything is allocated.
+
+The format (https://github.com/huggingface/safetensors): a little-endian uint64 N, N bytes of JSON that map each tensor
+to dtype, shape and byte range, then the data. Ranges must tile the data: no hole, no overlap, nothing left over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dgpp_core.api.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000
+MAX_RANK = 16
+
+DTYPE_BITS = {
+    "F4": 4, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "BOOL": 8, "U8": 8, "I8": 8, "F16": 16, "BF16": 16, "I16": 16,
+    "U16": 16, "F32": 32, "I32": 32, "U32": 32, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+_FRESH = "fetch or copy the checkpoint again"
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of a checkpoint: bytes ``start .. end`` of ``file``, row-major."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored."""
+        return self.end - self.start
+
+
+def read_headers(folder: Path) -> Mapping[str, TensorEntry]:
+    """Every tensor of the checkpoint in ``folder``, by name.
+
+    The files are those of ``model.safetensors.index.json``, else ``model.safetensors``, else one complete numbered set.
+
+    Raises:
+        CheckpointError: naming file and tensor: a file that is missing, short, long or damaged, byte ranges that
+            overlap, leave holes or do not fit dtype and shape, an index and files that do not say the same.
+    """
+    placed = _read_index(folder / INDEX) if (folder / INDEX).is_file() else None
+    files = sorted(set(placed.values())) if placed is not None else _unindexed_files(folder)
+    entries: dict[str, TensorEntry] = {}
+    for name in files:
+        for entry in _read_file(folder / name):
+            if (twin := entries.get(entry.name)) is not None:
+                raise CheckpointError(
+                    f"the tensor {entry.name} is in two files", where=f"{twin.file} and {entry.file}", hint=_FRESH
+                )
+            if placed is not None and placed.get(entry.name) != name:
+                raise CheckpointError(
+                    f"the tensor {entry.name} is not where the index says",
+                    where=str(folder / INDEX),
+                    found=f"it is in {name}",
+                    expected=placed.get(entry.name) or "an entry in weight_map",
+                    hint=_FRESH,
+                )
+            entries[entry.name] = entry
+    for tensor, name in (placed or {}).items():
+        if tensor not in entries:
+            raise CheckpointError(
+                f"the index lists the tensor {tensor}, which its file does not hold",
+                where=str(folder / name),
+                hint=_FRESH,
+            )
+    return entries
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    content = parse_object(path.read_bytes(), str(path))
+    placed = content.get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise CheckpointError("the index has no weight_map", where=str(path), found=type(placed).__name__, hint=_FRESH)
+    for tensor, name in placed.items():
+        if not isinstance(name, str) or name != Path(name).name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"the index places the tensor {tensor} in something that is not a safetensors file beside it",
+                where=str(path),
+                found=repr(name),
+                hint=_FRESH,
+            )
+        if not (path.parent / name).is_file():
+            raise CheckpointError(
+                f"the index names a file that is not there: {name}",
+                where=f"{path}, tensor {tensor}",
+                hint="the download is incomplete: " + _FRESH,
+            )
+    return placed
+
+
+def _unindexed_files(folder: Path) -> list[str]:
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    numbered = {p.name: m for p in sorted(folder.glob("*.safetensors")) if (m := _NUMBERED.fullmatch(p.name))}
+    if not numbered:
+        raise CheckpointError(
+            "no weights in the checkpoint folder", where=str(folder), expected=f"{SINGLE}, or shards and {INDEX}"
+        )
+    sets = {(match["stem"], int(match["count"])) for match in numbered.values()}
+    if len(sets) != 1:
+        raise CheckpointError(
+            "several sets of shards and no index that says which to load",
+            where=str(folder),
+            found=", ".join(sorted(numbered)),
+            expected=f"one set, or {INDEX}",
+        )
+    stem, count = sets.pop()
+    for number in range(1, count + 1):
+        if (name := f"{stem}-{number:05d}-of-{count:05d}.safetensors") not in numbered:
+            raise CheckpointError(f"the shard {name} is missing", where=str(folder / name), hint=_FRESH)
+    return sorted(numbered)
+
+
+def _read_file(path: Path) -> list[TensorEntry]:
+    where = str(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
+            raise CheckpointError(
+                "the header of the safetensors file is cut off or its length is absurd",
+                where=where,
+                found=f"a header of {length} bytes in a file of {size} bytes" if size >= 8 else f"{size} bytes",
+                expected=f"a header of at most {min(MAX_HEADER_BYTES, max(size - 8, 0))} bytes",
+                hint=_FRESH,
+            )
+        raw = file.read(length)
+    header = parse_object(raw, where)
+    _check_metadata(header.pop("__metadata__", {}), where)
+    data = 8 + length
+    entries = [_entry(name, fields, path, data) for name, fields in header.items()]
+    entries.sort(key=lambda entry: (entry.start, entry.end))
+    _check_tiling(entries, where, data, size)
+    return entries
+
+
+def _check_metadata(metadata: object, where: str) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError("__metadata__ is not a map of strings", where=where, hint=_FRESH)
+
+
+def _entry(name: str, fields: Any, path: Path, data: int) -> TensorEntry:
+    def refuse(what: str, found: object, expected: str) -> CheckpointError:
+        return CheckpointError(
+            f"the tensor {name} has {what}", where=str(path), found=str(found)[:200], expected=expected, hint=_FRESH
+        )
+
+    if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
+        raise refuse("a malformed entry", fields, "dtype, shape and data_offsets")
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise refuse("an unknown dtype", repr(dtype), "one of " + ", ".join(DTYPE_BITS))
+    if not _naturals(shape) or len(shape) > MAX_RANK:
+        raise refuse("a malformed shape", shape, f"at most {MAX_RANK} sizes, each 0 or more")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise refuse("malformed data_offsets", offsets, "two offsets in ascending order")
+    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    if bits != 8 * (offsets[1] - offsets[0]):
+        raise refuse(
+            "a byte range that does not fit its dtype and shape",
+            f"{offsets[1] - offsets[0]} bytes",
+            f"{-(-bits // 8)} bytes for {dtype} {shape}",
+        )
+    return TensorEntry(
+        name=name, dtype=dtype, shape=tuple(shape), file=path, start=data + offsets[0], end=data + offsets[1]
+    )
+
+
+def _naturals(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_tiling(entries: list[TensorEntry], where: str, data: int, size: int) -> None:
+    at, before = data, "the header"
+    for entry in entries:
+        if entry.start != at:
+            fault = "overlaps" if entry.start < at else "leaves a hole after"
+            raise CheckpointError(
+                f"the tensor {entry.name} {fault} {before}",
+                where=where,
+                found=f"it starts at byte {entry.start}",
+                expected=f"byte {at}",
+                hint=_FRESH,
+            )
+        if entry.end > size:
+            raise CheckpointError(
+                f"the file is short: the tensor {entry.name} is cut off",
+                where=where,
+                found=f"{size} bytes",
+                expected=f"{max(e.end for e in entries)} bytes",
+                hint=_FRESH,
+            )
+        at, before = entry.end, f"the tensor {entry.name}"
+    if at != size:
+        raise CheckpointError(
+            "the file is longer than its header says",
+            where=where,
+            found=f"{size} bytes",
+            expected=f"{at} bytes",
+            hint=_FRESH,
+        )
+
+
+def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+    """A JSON object in UTF-8 in which no object has a key twice; anything else is a `CheckpointError`."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in items:
+            if key in found:
+                raise CheckpointError(f"the key {key!r} is given twice", where=where, hint=_FRESH)
+            found[key] = value
+        return found
+
+    try:
+        content = json.loads(raw.decode("utf-8"), object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError("not valid JSON", where=where, found=str(error), hint=_FRESH) from None
+    if not isinstance(content, dict):
+        raise CheckpointError("not a JSON object", where=where, found=type(content).__name__, hint=_FRESH)
+    return content
