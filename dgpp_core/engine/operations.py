@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpp_core.sampling.logprobs import TokenLogprobs as TokenLogprobs
 from dgpp_core.sampling.params import SamplingParams
 
 
@@ -61,13 +62,6 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 Operation = Begin | Extend | Prefill | Decode | Snapshot | Release
-
-
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural-log probability of a picked token and the best alternatives in canonical order."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class SlotResult(msgspec.Struct, frozen=True):
