@@ -1,0 +1,72 @@
+"""Paged key/value rows: where a step's rows go, and attention over all rows of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dgpp_core.api.model import StepBatch
+from dgpp_core.ops.tile_attention import tile_attention
+
+
+class PagedIndex:
+    """What every paged layer of one step needs to know, computed once a step.
+
+    Args:
+        batch: the step's rows.
+        block_tokens: tokens a block, a multiple of nothing but the tile it is: a block is one tile of keys.
+    """
+
+    def __init__(self, batch: StepBatch, block_tokens: int) -> None:
+        self.batch = batch
+        segments = torch.arange(len(batch.counts), device=batch.tokens.device)
+        row_segment = torch.repeat_interleave(segments, torch.tensor(batch.counts, device=batch.tokens.device))
+        block = torch.div(batch.positions, block_tokens, rounding_mode="floor")
+        self.block = batch.block_tables[row_segment, block]
+        self.offset = batch.positions - block * block_tokens
+        self.groups = list(_groups(batch, block_tokens))
+
+    def write(self, pool: Tensor, rows: Tensor) -> None:
+        """Put ``rows`` ``[R, heads, width]`` into one layer's pool ``[blocks, heads, block_tokens, width]``."""
+        pool[self.block, :, self.offset] = rows.to(pool.dtype)
+
+    def attend(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
+        """Causal attention of ``q`` ``[R, query heads, D]`` over each request's rows; the step's own are written."""
+        parts = []
+        for rows, blocks, visible in self.groups:
+            count = len(blocks)
+            queries = q[rows].view(count, -1, *q.shape[1:])
+            parts.append(tile_attention(queries, k_pool[blocks], v_pool[blocks], visible, scale).flatten(0, 1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+CHUNK_ROWS = 128
+"""Most prefill rows that share one product: fewer skip more of the tiles past their own end, more fill the cores."""
+
+
+def _groups(batch: StepBatch, block_tokens: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Row range, block ids ``[B, tiles]`` and visibility of the runs of rows that share one product.
+
+    Decode steps are one run. Prefill chunks are taken one by one: padding them to a common length costs more.
+    """
+    if batch.keep_rows and batch.uniform is not None:
+        rows = slice(0, sum(batch.counts))
+        yield rows, *_tiles(batch, slice(0, len(batch.counts)), rows, batch.max_length, block_tokens)
+        return
+    row = 0
+    for segment, count in enumerate(batch.counts):
+        for first in range(row, row + count, CHUNK_ROWS):
+            rows = slice(first, min(first + CHUNK_ROWS, row + count))
+            limit = int(batch.positions[rows.stop - 1]) + 1
+            yield rows, *_tiles(batch, slice(segment, segment + 1), rows, limit, block_tokens)
+        row += count
+
+
+def _tiles(batch: StepBatch, segments: slice, rows: slice, limit: int, block_tokens: int) -> tuple[Tensor, Tensor]:
+    """Block ids ``[B, tiles]`` up to ``limit`` tokens, and which keys each row sees, ``[B, tiles, n, block_tokens]``."""
+    tiles = -(-limit // block_tokens)
+    keys = torch.arange(tiles * block_tokens, device=batch.tokens.device).view(1, tiles, 1, block_tokens)
+    positions = batch.positions[rows].view(segments.stop - segments.start, 1, -1, 1)
+    return batch.block_tables[segments, :tiles], keys <= positions

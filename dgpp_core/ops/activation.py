@@ -1,0 +1,17 @@
+"""Gated activations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """``1 / (1 + exp(-x))`` from operations that give an element the same bits wherever it lies in a tensor."""
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """SiLU of the first half of the last axis, times the second half (Shazeer, 2020)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate / (1.0 + torch.exp(-gate)) * up

@@ -1,0 +1,38 @@
+"""Rotary position embedding (Su et al., 2021), the half-split form that Hugging Face checkpoints use."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+POSITION_SLACK = 64
+"""Rows of draft tokens may stand this far past the last position; they are computed and never committed."""
+
+
+class RotaryTable:
+    """Cosines and sines of every position, so that a row's rotation never depends on its batch.
+
+    Args:
+        width: of the rotated part of a head; even.
+        positions: the positional ceiling.
+        theta: base of the frequencies.
+        frequencies: optional ``[width / 2]`` inverse frequencies that replace ``theta``'s (scaled rope).
+    """
+
+    def __init__(
+        self, width: int, positions: int, theta: float, device: torch.device, frequencies: Tensor | None = None
+    ) -> None:
+        if frequencies is None:
+            frequencies = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
+        angles = torch.outer(torch.arange(positions + POSITION_SLACK, dtype=torch.float32), frequencies)
+        self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for int64 ``[R]`` positions: two ``[R, 1, width / 2]``, for every layer of a step."""
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``[R, heads, width]`` by the angles of `RotaryTable.at`."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

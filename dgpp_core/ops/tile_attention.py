@@ -1,0 +1,52 @@
+"""Softmax attention over tiles of keys, with a row's bits independent of everything but its own keys.
+
+Every product has the same shape (rows padded to `ROW_TILE`, one tile of keys), tiles lie at fixed positions and are
+added in ascending order, and a masked key contributes an exact zero. So a row gives the same bits in a prefill chunk
+of any size, in a decode step, beside longer requests or alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dgpp_core.ops.linear import ROW_TILE
+
+
+def tile_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Grouped-query attention.
+
+    Args:
+        q: ``[B, n, query heads, D]``: n rows of each of B requests.
+        k: ``[B, tiles, kv heads, T, D]``; every value finite, also where it is masked.
+        v: ``[B, tiles, kv heads, T, Dv]``.
+        visible: bool ``[B, tiles, n, T]``: which keys a row attends to; each row sees at least one.
+        scale: applied to the scores.
+
+    Returns:
+        ``[B, n, query heads, Dv]``.
+    """
+    batch, n, heads, width = q.shape
+    tiles, kv_heads, span = k.shape[1], k.shape[2], k.shape[3]
+    share = heads // kv_heads
+    rows = n * share
+    padded = -(-rows // ROW_TILE) * ROW_TILE
+    # [B, 1, kv heads, padded rows, D], row order (n, share)
+    grouped = (q * scale).view(batch, n, kv_heads, share, width).permute(0, 2, 1, 3, 4)
+    grouped = F.pad(grouped.reshape(batch, 1, kv_heads, rows, width), (0, 0, 0, padded - rows))
+    spread = grouped.expand(-1, tiles, -1, -1, -1).reshape(-1, padded, width)
+    scores = torch.bmm(spread.float(), k.reshape(-1, span, width).float().transpose(1, 2))
+    scores = scores.view(batch, tiles, kv_heads, padded, span)
+    mask = visible.unsqueeze(3).expand(-1, -1, -1, share, -1).reshape(batch, tiles, 1, rows, span)
+    mask = F.pad(mask, (0, 0, 0, padded - rows), value=True)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    weights = torch.exp(scores - scores.amax(dim=(1, 4), keepdim=True))
+    values = torch.bmm(weights.view(-1, padded, span), v.reshape(-1, span, v.shape[-1]).float())
+    values = values.view(batch, tiles, kv_heads, padded, -1)
+    totals = weights.sum(-1, keepdim=True)
+    value, total = values[:, 0], totals[:, 0]
+    for tile in range(1, tiles):
+        value, total = value + values[:, tile], total + totals[:, tile]
+    out = (value / total)[:, :, :rows].view(batch, kv_heads, n, share, -1)
+    return out.permute(0, 2, 1, 3, 4).reshape(batch, n, heads, -1).to(q.dtype)

