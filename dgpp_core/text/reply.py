@@ -1,0 +1,216 @@
+"""A reply's ids to what the client sees: reasoning, content, and nothing after a stop string."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+from typing import Literal
+
+import msgspec
+
+from dgpp_core.text.decode import Utf8Decoder
+from dgpp_core.text.stops import Scanner
+from dgpp_core.text.tokenizer import Tokenizer
+
+LEADING_SPACE = 16
+"""White space that a model may write before it opens reasoning, in characters."""
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A piece of a reply.
+
+    Attributes:
+        kind: the member of the message that ``text`` continues.
+        tokens: indexes, in push order from 0, of the tokens whose first visible content is here. Each token that
+            contributes content is in exactly one delta; reasoning, markers and what a stop string cut have none.
+    """
+
+    kind: Literal["content", "reasoning"]
+    text: str
+    tokens: tuple[int, ...] = ()
+
+
+class _Phase(Enum):
+    OPENING = auto()  # nothing has come yet that is neither white space nor the start of the opening marker
+    REASONING = auto()
+    CONTENT = auto()
+
+
+class _Ledger:
+    """Which tokens the characters of the reply came from, for characters that are not yet given out."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[int, int, int]] = deque()
+        self._given = 0
+        self._named = -1
+
+    def add(self, token: int, start: int, end: int) -> None:
+        """Token ``token`` has bytes in the characters ``start`` to ``end`` - 1 of the reply."""
+        self._spans.append((token, start, end))
+
+    def give(self, count: int) -> tuple[int, ...]:
+        """Pass ``count`` characters and return the tokens in them that no earlier call returned."""
+        end = self._given + count
+        tokens = []
+        for token, start, _ in self._spans:
+            if start >= end:
+                break
+            if token > self._named:
+                tokens.append(token)
+        if tokens:
+            self._named = tokens[-1]
+        self.skip(count)
+        return tuple(tokens)
+
+    def skip(self, count: int) -> None:
+        """Pass ``count`` characters that are no visible content."""
+        self._given += count
+        while self._spans and self._spans[0][2] <= self._given:
+            self._spans.popleft()
+
+
+class ReplyParser:
+    """Splits one reply into reasoning and content as its ids arrive.
+
+    However the reply is cut into tokens, the concatenated deltas are the same, and markers and stop strings are found
+    across any boundary. Markers are found in the text, so it makes no difference whether one is a single id or spelled
+    by several. Only a reply that starts with the opening marker (or whose prompt ended in it) has reasoning: later on,
+    a marker is text that the model writes about.
+
+    Args:
+        reasoning: the markers that open and close reasoning; None takes everything for content.
+        in_reasoning: the prompt ends inside reasoning.
+        stops: strings that end the content; reasoning is not searched.
+        hidden_ids: ids that are shown as nothing (the ones that end a reply), as are special tokens.
+        reasoning_in_content: give reasoning out as content, with its markers as the model wrote them.
+
+    Attributes:
+        stopped: a stop string matched; nothing after it is shown, and further pushes return nothing.
+        reasoning_tokens: ids up to and including the one that completes the closing marker.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        reasoning: tuple[str, str] | None,
+        in_reasoning: bool,
+        stops: tuple[str, ...] = (),
+        hidden_ids: frozenset[int] = frozenset(),
+        reasoning_in_content: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._hidden_ids = hidden_ids
+        self._markers = reasoning or ("", "")
+        self._marker_ids = frozenset(tokenizer.id_of(marker) for marker in self._markers)
+        self._reasoning_kind: Literal["content", "reasoning"] = "content" if reasoning_in_content else "reasoning"
+        self._phase = _Phase.CONTENT
+        if reasoning is not None:
+            self._phase = _Phase.REASONING if in_reasoning else _Phase.OPENING
+        self._opening = ""
+        self._closer = Scanner((self._markers[1],) if reasoning else ())
+        self._stops = Scanner(stops) if stops else None
+        self._utf8 = Utf8Decoder()
+        self._ledger = _Ledger()
+        self._pushed = 0
+        self._decoded = 0
+        self.stopped = False
+        self.reasoning_tokens = 0
+
+    def push(self, token_id: int) -> tuple[Delta, ...]:
+        """Take the reply's next id; returns what may be shown now."""
+        if self.stopped:
+            return ()
+        index = self._pushed
+        self._pushed += 1
+        if token_id in self._hidden_ids:
+            return ()
+        if self._phase is _Phase.REASONING:
+            self.reasoning_tokens += 1
+        if self._tokenizer.is_special(token_id) and token_id not in self._marker_ids:
+            return ()
+        piece = self._tokenizer.token_bytes(token_id)
+        text = self._decode(index, piece) if piece else ""
+        return tuple(self._route(text)) if text else ()
+
+    def finish(self) -> tuple[Delta, ...]:
+        """What was held back, when no more ids come; an incomplete character becomes U+FFFD."""
+        if self.stopped:
+            return ()
+        deltas = self._route(self._utf8.finish())
+        if self._phase is _Phase.REASONING:
+            self._reason(self._closer.finish(), deltas)
+        if self._phase is _Phase.OPENING:
+            self._phase = _Phase.CONTENT
+            self._show(self._opening, deltas)
+        if self._stops is not None and not self.stopped:
+            self._emit(self._stops.finish(), deltas)
+        return tuple(deltas)
+
+    def _decode(self, index: int, piece: bytes) -> str:
+        """Text that token ``index`` completes; notes which characters its bytes went into."""
+        pending = self._utf8.pending
+        # The token has a share in a held-back character if its first byte continues it. Otherwise that character is
+        # broken off and the token starts after its U+FFFD.
+        joins = not pending or len((pending + piece[:1]).decode("utf-8", "replace")) == 1
+        text = self._utf8.push(piece)
+        start = self._decoded + (not joins)
+        self._decoded += len(text)
+        self._ledger.add(index, start, self._decoded + bool(self._utf8.pending))
+        return text
+
+    def _route(self, text: str) -> list[Delta]:
+        deltas: list[Delta] = []
+        if self._phase is _Phase.OPENING:
+            text = self._open(text, deltas)
+        if self._phase is _Phase.REASONING:
+            shown, rest = self._closer.scan(text)
+            self._reason(shown, deltas)
+            if rest is None:
+                return deltas
+            self._mark(self._markers[1], deltas)
+            self._phase, text = _Phase.CONTENT, rest
+        if self._phase is _Phase.CONTENT:
+            self._show(text, deltas)
+        return deltas
+
+    def _open(self, text: str, deltas: list[Delta]) -> str:
+        """Decide how the reply starts; returns the text to go on with, once that is known."""
+        opener = self._markers[0]
+        text = self._opening + text
+        start = text.lstrip()
+        space = len(text) - len(start)
+        if space <= LEADING_SPACE and len(start) < len(opener) and opener.startswith(start):
+            self._opening = text
+            return ""
+        self._opening = ""
+        if space > LEADING_SPACE or not start.startswith(opener):
+            self._phase = _Phase.CONTENT
+            return text
+        self._phase = _Phase.REASONING
+        self.reasoning_tokens = self._pushed
+        self._mark(text[: space + len(opener)], deltas)
+        return start[len(opener) :]
+
+    def _mark(self, text: str, deltas: list[Delta]) -> None:
+        """Pass a marker: hidden, unless reasoning is shown as content."""
+        if self._reasoning_kind == "content":
+            self._reason(text, deltas)
+        else:
+            self._ledger.skip(len(text))
+
+    def _reason(self, text: str, deltas: list[Delta]) -> None:
+        if text:
+            self._ledger.skip(len(text))
+            deltas.append(Delta(self._reasoning_kind, text))
+
+    def _show(self, text: str, deltas: list[Delta]) -> None:
+        """Give content out, up to a stop string."""
+        if self._stops is not None:
+            text, rest = self._stops.scan(text)
+            self.stopped = rest is not None
+        self._emit(text, deltas)
+
+    def _emit(self, text: str, deltas: list[Delta]) -> None:
+        if text:
+            deltas.append(Delta("content", text, self._ledger.give(len(text))))

@@ -1,0 +1,96 @@
+"""Everything the front end knows about a checkpoint's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from dgpp_core.api.errors import RequestError
+from dgpp_core.api.spec import Dialect
+from dgpp_core.text.defaults import GenerationDefaults, read_generation_defaults
+from dgpp_core.text.template import ChatTemplate
+from dgpp_core.text.tokenizer import Tokenizer
+
+USUAL_MARKERS = ("<think>", "</think>")
+USUAL_SWITCHES = ("enable_thinking", "thinking")
+
+
+class TextStack(msgspec.Struct, frozen=True):
+    """What `load_text` found.
+
+    Attributes:
+        template: None where neither checkpoint nor family has one; then there is no chat, only completions.
+        reasoning: the texts that open and close reasoning, or None.
+        thinking_switches: template variables that change the prompt when they are turned on and off.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    reasoning: tuple[str, str] | None
+    defaults: GenerationDefaults
+    thinking_switches: tuple[str, ...]
+
+
+def load_text(
+    folder: Path,
+    dialect: Dialect | None,
+    *,
+    config_eos: tuple[int, ...],
+    clock: Callable[[], datetime] | None = None,
+) -> TextStack:
+    """Tokenizer, chat template and defaults of the checkpoint in ``folder``.
+
+    The checkpoint's template goes before the dialect's. A dialect's markers go before the usual ones, which count
+    only where both are added tokens.
+
+    Args:
+        config_eos: end ids of config.json.
+        clock: the time that a template may ask for.
+
+    Raises:
+        TokenizerError: the tokenizer or the template cannot be loaded.
+        ConfigError: generation_config.json is malformed.
+    """
+    dialect = dialect or Dialect()
+    tokenizer = Tokenizer.load(folder)
+    template = _template(tokenizer, dialect, clock)
+    reasoning = dialect.reasoning
+    if reasoning is None and all(map(tokenizer.is_added, USUAL_MARKERS)):
+        reasoning = USUAL_MARKERS
+    switches = dialect.thinking_switches or USUAL_SWITCHES
+    return TextStack(
+        tokenizer=tokenizer,
+        template=template,
+        reasoning=reasoning,
+        defaults=read_generation_defaults(folder, config_eos),
+        thinking_switches=tuple(name for name in switches if template is not None and _switches(template, name)),
+    )
+
+
+def starts_in_reasoning(prompt: str, reasoning: tuple[str, str] | None) -> bool:
+    """Whether a rendered prompt ends in the opening marker, or that and a newline: then the reply starts inside."""
+    return reasoning is not None and prompt.removesuffix("\n").endswith(reasoning[0])
+
+
+def _template(tokenizer: Tokenizer, dialect: Dialect, clock: Callable[[], datetime] | None) -> ChatTemplate | None:
+    if tokenizer.chat_template is not None:
+        source, name = tokenizer.chat_template, tokenizer.chat_template_file
+    elif dialect.chat_template is not None:
+        source, name = dialect.chat_template, "the model family's chat template"
+    else:
+        return None
+    return ChatTemplate(source, tokenizer.special_tokens, clock=clock, name=name)
+
+
+def _switches(template: ChatTemplate, name: str) -> bool:
+    """Whether the template reads ``name`` and renders another prompt for it."""
+    if name not in template.variables:
+        return False
+    messages = [{"role": "user", "content": "x"}]
+    try:
+        return template.render(messages, kwargs={name: True}) != template.render(messages, kwargs={name: False})
+    except RequestError:
+        return False
