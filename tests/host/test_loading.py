@@ -1,0 +1,181 @@
+"""Discovery: which plugins are loaded, which are refused, and what is said of those."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dgpp_core.api import PluginError
+from dgpp_core.host.loading import PluginHost, Problem, load_plugins
+
+Edit = Callable[[str, str], str]
+
+
+def load(shelf: Any, setting: str = "") -> PluginHost:
+    return load_plugins(environ={"DGPP_PLUGINS": setting}, entry_points=shelf.entry_points)
+
+
+def only(host: PluginHost) -> Problem:
+    assert len(host.problems) == 1, host.problems
+    return host.problems[0]
+
+
+def test_a_good_plugin_is_described_by_its_metadata(shelf: Any) -> None:
+    file = shelf.add("alpha")
+    host = load(shelf)
+    (plugin,) = host.plugins
+    assert (plugin.name, plugin.distribution, plugin.version) == ("alpha", "dist-alpha", "1.5")
+    assert plugin.entry_point == "shelf_alpha"
+    assert plugin.file == str(file)
+    assert host.problems == ()
+    assert host.models()["alpha"].repository == "test/alpha"
+
+
+def test_installed_plugins_are_found_without_torch() -> None:
+    code = (
+        "import sys; from dgpp_core.host.loading import load_plugins; h = load_plugins(environ={});"
+        "print(*h.models()); assert 'smollm2' in h.models(), h.problems; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "loaded"),
+    [("", {"alpha", "beta"}), ("none", set()), ("beta", {"beta"}), (" beta , alpha,beta", {"alpha", "beta"})],
+)
+def test_dgpp_plugins_chooses(shelf: Any, setting: str, loaded: set[str]) -> None:
+    shelf.add("alpha")
+    shelf.add("beta")
+    assert {plugin.name for plugin in load(shelf, setting).plugins} == loaded
+    assert {name for name in ("alpha", "beta") if f"shelf_{name}" in sys.modules} == loaded
+
+
+def test_dgpp_plugins_refuses_an_unknown_name(shelf: Any) -> None:
+    shelf.add("alpha")
+    with pytest.raises(PluginError) as caught:
+        load(shelf, "alpah")
+    assert caught.value.parts()["hint"] == "did you mean `alpha`?"
+    assert caught.value.found == "alpah"
+
+
+@pytest.mark.parametrize(
+    ("source", "what", "found"),
+    [
+        ("import torch_that_is_not_there\n", "cannot be imported", "ModuleNotFoundError"),
+        ("x = 1\nx = = 2\n", "cannot be imported", "SyntaxError"),
+        ("def f():\n    return 1 / 0\nf()\n", "cannot be imported", "ZeroDivisionError"),
+        ("import sys\nsys.exit('bye')\n", "cannot be imported", "SystemExit: bye"),
+        ("from dgpp_core.api import hookimpl\n", "does not say which contract", "no DGPP_API"),
+    ],
+)
+def test_a_broken_plugin_is_reported_and_the_others_go_on(shelf: Any, source: str, what: str, found: str) -> None:
+    shelf.add("alpha")
+    file = shelf.add("broken", source)
+    host = load(shelf)
+    assert list(host.models()) == ["alpha"]
+    problem = only(host)
+    assert (problem.plugin.distribution, problem.plugin.version) == ("dist-broken", "1.5")
+    assert problem.plugin.entry_point == "shelf_broken"
+    assert what in problem.what
+    assert found in problem.found
+    assert problem.place.startswith(str(file))
+    assert problem.expected
+    assert problem.hint
+
+
+def test_the_line_of_an_import_error_is_the_line_that_failed(shelf: Any) -> None:
+    file = shelf.add("broken", "def f():\n    return 1 / 0\nf()\n")
+    assert only(load(shelf)).place == f"{file}:2"
+
+
+def test_a_missing_dependency_is_to_be_installed(shelf: Any) -> None:
+    shelf.add("broken", "import torch_that_is_not_there\n")
+    assert only(load(shelf)).hint == "install `torch_that_is_not_there`"
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"), [("no_such_module", "correct the entry point"), ("shelf_alpha:nothing", "must have `nothing`")]
+)
+def test_an_entry_point_that_leads_nowhere(shelf: Any, value: str, hint: str) -> None:
+    shelf.add("alpha", value=value)
+    assert hint in only(load(shelf)).hint
+
+
+@pytest.mark.parametrize(
+    ("declared", "hint"), [("2", "upgrade dgpp-core"), ("0", "upgrade dist-alpha"), ("'1'", "upgrade dist-alpha")]
+)
+def test_another_contract_version_is_refused(shelf: Any, edited: Edit, declared: str, hint: str) -> None:
+    shelf.add("alpha", edited("DGPP_API = 1", f"DGPP_API = {declared}"))
+    problem = only(load(shelf))
+    assert problem.found == f"DGPP_API = {declared}"
+    assert problem.expected == "DGPP_API = 1"
+    assert problem.hint == hint
+
+
+def test_two_plugins_with_one_model_lose_it_and_keep_the_rest(shelf: Any, edited: Edit) -> None:
+    both = edited('(spec("MODEL"),)', '(spec("shared"), spec("own"))')
+    shelf.add("alpha", both.replace('"own"', '"alpha-own"'))
+    shelf.add("beta", both.replace('"own"', '"beta-own"'))
+    host = load(shelf)
+    assert list(host.models()) == ["alpha-own", "beta-own"]
+    problem = only(host)
+    assert "dist-alpha 1.5" in problem.found
+    assert "dist-beta 1.5" in problem.found
+    with pytest.raises(PluginError, match="several plugins define the model 'shared'"):
+        host.model("shared")
+    assert list(load(shelf, "beta").models()) == ["beta-own", "shared"]
+
+
+def test_two_packages_with_one_plugin_name_are_both_refused(shelf: Any) -> None:
+    shelf.add("alpha", dist="first")
+    shelf.add("alpha", dist="second")
+    shelf.add("beta")
+    host = load(shelf)
+    assert list(host.models()) == ["beta"]
+    assert "first 1.5 (entry point alpha = shelf_first)" in only(host).found
+    assert "second 1.5 (entry point alpha = shelf_second)" in only(host).found
+    assert "shelf_first" not in sys.modules
+
+
+def test_an_unknown_model_lists_the_known_the_near_and_the_broken(shelf: Any) -> None:
+    shelf.add("alpha")
+    shelf.add("broken", "import torch_that_is_not_there\n")
+    with pytest.raises(PluginError) as caught:
+        load(shelf).model("alpa")
+    assert caught.value.expected == "one of alpha"
+    assert "did you mean `alpha`?" in caught.value.hint
+    assert "dist-broken 1.5 (entry point broken = shelf_broken): the plugin cannot be imported" in caught.value.hint
+
+
+def test_a_model_is_found_by_architecture_and_by_repository(shelf: Any) -> None:
+    shelf.add("alpha")
+    shelf.add("beta")
+    host = load(shelf)
+    assert host.find_architecture(["Other", "BetaForCausalLM"]).spec.name == "beta"
+    found = host.find_repository("test/alpha")
+    assert found is not None
+    assert found.spec.name == "alpha"
+    assert host.find_repository("test/gamma") is None
+    with pytest.raises(PluginError, match="no installed plugin accepts the architecture GammaForCausalLM"):
+        host.find_architecture(["GammaForCausalLM"])
+    with pytest.raises(PluginError) as caught:
+        host.find_architecture(["AlphaForCausalLM", "BetaForCausalLM"])
+    assert caught.value.found == "alpha, beta"
+
+
+def test_observers_are_told_and_one_that_raises_disturbs_nobody(
+    shelf: Any, edited: Edit, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf.add("alpha", edited("class Built:", "@hookimpl\ndef dgpp_event(event):\n    1 / 0\n\n\nclass Built:"))
+    listen = "@hookimpl\ndef dgpp_event(event):\n    event.append(1)\n\n\nclass Built:"
+    shelf.add("beta", edited("class Built:", listen).replace("MODEL", "beta"))
+    heard: list[int] = []
+    load(shelf).event(heard)
+    assert heard == [1]
+    assert "`dgpp_event` raised ZeroDivisionError" in caplog.text
+    assert "dist-alpha 1.5" in caplog.text
