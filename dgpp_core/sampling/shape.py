@@ -1,0 +1,73 @@
+"""Penalties, bias and mask: everything that happens to a row of logits before a token is chosen.
+
+The order is binding: repetition, frequency, presence, bias, mask. Arithmetic is fp64 and rounded to fp32 once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dgpp_core.api.errors import EngineError
+from dgpp_core.sampling.params import SamplingParams
+
+_LARGEST = torch.finfo(torch.float32).max
+_NONE = float("-inf")
+
+
+def shape(
+    logits: Tensor,
+    params: SamplingParams,
+    counts: Tensor | None = None,
+    bias: tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """A new row after penalties, bias and mask; a token that does not exist has -inf.
+
+    Args:
+        logits: float32 [vocab].
+        counts: int32 [vocab], occurrences in prompt and output; None without penalties.
+        bias: ids int64 [k], none twice, and values float64 [k].
+        mask: which tokens exist: bool [vocab], or int32 [ceil(vocab / 32)] with token i at bit i % 32 of word i // 32.
+    """
+    row = logits
+    if counts is not None or bias is not None:
+        row = row.double()
+        if counts is not None:
+            row = _penalise(row, params, counts)
+        if bias is not None:
+            row = row.index_add(0, *bias)
+        # A repetition penalty near 0 may pass the fp32 range; +inf would turn into NaN further on.
+        row = row.clamp(max=_LARGEST).float()
+    if mask is not None:
+        row = row.masked_fill(~_allowed(mask, len(logits)), _NONE)
+    return row + 0.0  # -0.0 becomes 0.0: equal logits must be ordered by id alone
+
+
+def _penalise(row: Tensor, params: SamplingParams, counts: Tensor) -> Tensor:
+    """Repetition as in Keskar et al., "CTRL" (2019); frequency and presence as in the OpenAI API."""
+    seen = counts > 0
+    if params.repetition_penalty != 1.0:
+        repeated = torch.where(row > 0, row / params.repetition_penalty, row * params.repetition_penalty)
+        row = torch.where(seen, repeated, row)
+    if params.frequency_penalty != 0.0:
+        row = row - counts.double() * params.frequency_penalty
+    if params.presence_penalty != 0.0:
+        row = row - seen.double() * params.presence_penalty
+    return row
+
+
+def _allowed(mask: Tensor, vocab_size: int) -> Tensor:
+    """The mask as bool [vocab]."""
+    if mask.dtype == torch.bool and mask.shape == (vocab_size,):
+        return mask
+    words = (vocab_size + 31) // 32
+    if mask.dtype == torch.int32 and mask.shape == (words,):
+        bits = mask.unsqueeze(1) >> torch.arange(32, dtype=torch.int32, device=mask.device)
+        return (bits & 1).bool().flatten()[:vocab_size]
+    raise EngineError(
+        "a token mask has the wrong shape",
+        found=f"{mask.dtype} {list(mask.shape)}",
+        expected=f"torch.bool [{vocab_size}] or torch.int32 [{words}]",
+        hint="build the mask for the vocabulary of the model",
+    )
