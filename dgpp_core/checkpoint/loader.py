@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dgpp_core.api.bindings import Binding, BindingTable
 from dgpp_core.api.errors import CheckpointError
+from dgpp_core.checkpoint.cuts import cut_range, cut_shape
 from dgpp_core.checkpoint.headers import TensorEntry
 
 TORCH_DTYPES = {
@@ -75,26 +76,6 @@ def _check_entry(binding: Binding, entry: TensorEntry, world: int) -> None:
     cut_range(binding, 0, world)
 
 
-def cut_range(binding: Binding, rank: int, world: int) -> tuple[int, int]:
-    """First index and length of ``rank``'s part along the cut axis (along axis 0, all of it, where nothing is cut).
-
-    Raises:
-        CheckpointError: the axis cannot be divided by ``world``.
-    """
-    if binding.cut is None:
-        return 0, binding.shape[0] if binding.shape else 1
-    size = binding.shape[binding.cut]
-    if size % world:
-        raise CheckpointError(
-            f"the tensor {binding.name} cannot be divided among {world} ranks",
-            where=f"axis {binding.cut} of {list(binding.shape)}",
-            found=str(size),
-            expected=f"a multiple of {world}",
-            hint="choose another world_size",
-        )
-    return rank * (size // world), size // world
-
-
 class CheckpointWeights:
     """The parameters of one rank, read from the mapped files as the model takes them.
 
@@ -141,7 +122,7 @@ class CheckpointWeights:
         if parts is None:
             fault = "taken twice" if target in self._targets else "not in the binding table"
             raise CheckpointError(f"the parameter {target} is {fault}", where="model build")
-        shapes = [self._cut_shape(part) for part in parts]
+        shapes = [cut_shape(part, self._world) for part in parts]
         dtypes = {self._resident_dtype(part) for part in parts}
         if len({shape[1:] for shape in shapes} | dtypes) != 2 or (len(parts) > 1 and not shapes[0]):
             raise CheckpointError(
@@ -182,12 +163,6 @@ class CheckpointWeights:
     def _resident_dtype(self, binding: Binding) -> torch.dtype:
         stored = TORCH_DTYPES[self._entries[binding.name].dtype]
         return self._dtype if stored.is_floating_point else stored
-
-    def _cut_shape(self, binding: Binding) -> tuple[int, ...]:
-        shape = list(binding.shape)
-        if binding.cut is not None:
-            shape[binding.cut] = cut_range(binding, self._rank, self._world)[1]
-        return tuple(shape)
 
     def _read_into(self, place: Tensor, binding: Binding) -> None:
         entry = self._entries[binding.name]
