@@ -1,0 +1,84 @@
+"""What the scheduler knows of one request."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+
+from dgpp_core.scheduler.messages import Submit
+from dgpp_core.scheduler.prefix import Node
+
+
+class Request(msgspec.Struct, eq=False, kw_only=True):
+    """A live request: queued (no slot), prefilling, or decoding.
+
+    Attributes:
+        order: arrival number; older is smaller.
+        ids: the prompt and every token committed so far.
+        passed: younger requests admitted before this one while it waited.
+        cached_tokens: where the first admission attached to the prefix cache; -1 before it.
+        admitted: tick of this admission; -1 while queued. Results of steps from before it are void.
+        base: ids that this admission's prefill computes; more than the prompt after a preemption.
+        computed: ids of ``base`` that are attached or whose prefill is launched.
+        cuts: positions inside ``base`` where a snapshot is due, ascending.
+        blocks: the slot's block table.
+        chain: nodes of the prefix index that own the first blocks of the table.
+        snapshots: (position, arena) of snapshots that no node holds yet.
+        outstanding: launched steps whose result has not come.
+        unread: most tokens that those steps commit.
+    """
+
+    submit: Submit
+    order: int
+    ids: array[int]
+    passed: int = 0
+    cached_tokens: int = -1
+    slot: int = -1
+    admitted: int = -1
+    base: int = 0
+    computed: int = 0
+    cuts: tuple[int, ...] = ()
+    blocks: list[int] = []
+    chain: list[Node] = []
+    snapshots: list[tuple[int, int]] = []
+    outstanding: int = 0
+    unread: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt as submitted."""
+        return len(self.submit.tokens)
+
+    @property
+    def left(self) -> int:
+        """Tokens still to commit."""
+        return self.submit.max_tokens - (len(self.ids) - self.prompt_tokens)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the prompt's last row has been launched."""
+        return self.slot >= 0 and self.computed == self.base
+
+    @property
+    def steppable(self) -> bool:
+        """Whether a decode step may be launched: at most one is outstanding, and that one cannot be the last."""
+        return self.decoding and self.outstanding <= 1 and self.outstanding < self.left
+
+    @property
+    def rows(self) -> int:
+        """Rows in the state that hold known tokens: the newest token's row is written by the step after it."""
+        return len(self.ids) - 1 if len(self.ids) > self.base else self.computed
+
+    def hold(self, *, slot: int, tick: int, chain: list[Node], blocks: list[int], cached: int) -> None:
+        """Admission: take a slot and a block table of which ``cached`` tokens are there."""
+        self.slot, self.admitted = slot, tick
+        self.base, self.computed = len(self.ids), cached
+        self.chain, self.blocks, self.snapshots = chain, blocks, []
+        self.outstanding = self.unread = 0
+
+    def drop(self) -> None:
+        """The slot and everything that hung on it is gone."""
+        self.slot = self.admitted = -1
+        self.base = self.computed = self.outstanding = self.unread = 0
+        self.chain, self.blocks, self.snapshots, self.cuts = [], [], [], ()

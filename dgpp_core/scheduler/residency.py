@@ -1,0 +1,177 @@
+"""Who holds which slot, KV blocks, cached prefix and snapshots: admission, growth and release of one request."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Literal
+
+import msgspec
+
+from dgpp_core.engine.operations import Begin, Extend, Release, Snapshot
+from dgpp_core.scheduler.blocks import BlockPool
+from dgpp_core.scheduler.limits import Limits
+from dgpp_core.scheduler.prefix import Node, PrefixIndex
+from dgpp_core.scheduler.request import Request
+
+BODY_CHUNK = 512
+MISSES_KEPT = 64
+
+MissReason = Literal["below a block", "never seen", "evicted", "no snapshot"]
+
+
+class Miss(msgspec.Struct, frozen=True):
+    """A request that found no reusable prefix, and why; for a debug line."""
+
+    request: int
+    tick: int
+    prompt_tokens: int
+    reason: MissReason
+
+
+class Residency:
+    """The slots, the block pool and the prefix index, always changed together."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.slots = list(range(limits.slots))
+        self.pool = BlockPool(limits.blocks)
+        self.index = PrefixIndex(self.pool, limits.block_tokens, limits.snapshots, limits.needs_snapshot)
+        self.misses: deque[Miss] = deque(maxlen=MISSES_KEPT)
+        self.hits = self.missed = self.saved = 0
+
+    def admit(self, request: Request, tick: int) -> Begin | None:
+        """Give a request a slot and its reservation; None, and nothing changes, where blocks are short."""
+        limits = self._limits
+        cacheable = limits.cache_on and request.submit.use_cache
+        known = self.index.match(request.ids, len(request.ids) - 1) if cacheable else []
+        chain = self.index.usable(known)
+        need = limits.blocks_for(self._reservation(request)) - len(chain)
+        idle = self.index.idle - sum(node.users == 0 for node in chain)
+        if need > self.pool.free + idle:
+            return None
+        self.index.attach(chain)
+        self.index.reclaim(need)
+        cached = len(chain) * limits.block_tokens
+        if request.cached_tokens < 0:
+            request.cached_tokens = cached
+            if cacheable:
+                self._count(request, tick, cached, known)
+        blocks = [node.block for node in chain] + self.pool.take(need)
+        request.hold(slot=heapq.heappop(self.slots), tick=tick, chain=chain, blocks=blocks, cached=cached)
+        request.cuts = self._cuts(request) if cacheable and limits.needs_snapshot else ()
+        return Begin(
+            slot=request.slot,
+            request=request.submit.id,
+            prompt=tuple(request.ids),
+            params=request.submit.params,
+            logprobs=request.submit.logprobs,
+            blocks=tuple(blocks),
+            cached=cached,
+            arena=chain[-1].arena if chain else -1,
+        )
+
+    def lacking(self, request: Request) -> int:
+        """Blocks that the table lacks for the request's next decode step."""
+        rows = len(request.ids) - 1 + request.unread + self._limits.step_rows
+        return max(0, self._limits.blocks_for(rows) - len(request.blocks))
+
+    def grow(self, request: Request, need: int) -> Extend | None:
+        """Append ``need`` blocks, up to a window where they are free; None where the pool cannot serve ``need``."""
+        limits = self._limits
+        full = limits.blocks_for(limits.rows(len(request.ids), request.left)) - len(request.blocks)
+        wish = min(full, max(need, limits.blocks_for(limits.admission_window)))
+        count = wish if wish <= self.pool.free else need
+        if not self.index.reclaim(count):
+            return None
+        blocks = self.pool.take(count)
+        request.blocks.extend(blocks)
+        return Extend(slot=request.slot, blocks=tuple(blocks))
+
+    def snapshot(self, request: Request) -> Snapshot | None:
+        """Take the snapshot due at ``request.computed``; None where none is due or no arena slot can be had."""
+        if request.computed not in request.cuts:
+            return None
+        arena = self.index.take_arena()
+        if arena < 0:
+            return None
+        request.snapshots.append((request.computed, arena))
+        return Snapshot(slot=request.slot, arena=arena)
+
+    def publish(self, request: Request) -> None:
+        """Let other requests reuse what this one's prefill has launched so far.
+
+        Called when the tick's prefills are planned, so that none of them reads what another writes in the same tick.
+        """
+        limits = self._limits
+        if not (limits.cache_on and request.submit.use_cache):
+            return
+        self.index.adopt(request.ids, request.blocks, request.chain, self._keepable(request))
+        private = []
+        for position, arena in request.snapshots:
+            node = self._node(request, position // limits.block_tokens)
+            if node is None:
+                private.append((position, arena))
+            else:
+                self.index.pin_snapshot(node, arena)
+        request.snapshots = private
+
+    def release(self, request: Request, keep: bool) -> Release:
+        """Take everything back; with ``keep`` the full blocks of known tokens go to the prefix index."""
+        keep = keep and self._limits.cache_on and request.submit.use_cache
+        count = max(len(request.chain), self._keepable(request)) if keep else len(request.chain)
+        path = self.index.leave(request.ids, request.blocks, request.chain, count)
+        for position, arena in request.snapshots:
+            depth = position // self._limits.block_tokens
+            if depth <= len(path):
+                self.index.pin_snapshot(path[depth - 1], arena)
+            else:
+                self.index.give_arena(arena)
+        slot = request.slot
+        heapq.heappush(self.slots, slot)
+        request.drop()
+        return Release(slot=slot)
+
+    def _reservation(self, request: Request) -> int:
+        """Rows reserved at admission."""
+        limits, base = self._limits, len(request.ids)
+        full = limits.rows(base, request.left)
+        if limits.admission == "full":
+            return full
+        return min(full, base + max(limits.admission_window, 2 * limits.step_width))
+
+    def _cuts(self, request: Request) -> tuple[int, ...]:
+        """The deepest block-aligned position that leaves a token to compute and, for long prompts, one in the body."""
+        size, base = self._limits.block_tokens, request.base
+        cuts = [(base - 1) // size * size]
+        if base >= 4 * BODY_CHUNK:
+            cuts.insert(0, (base // BODY_CHUNK - 1) * BODY_CHUNK // size * size)
+        return tuple(cut for at, cut in enumerate(cuts) if cut > request.computed and cut not in cuts[:at])
+
+    def _keepable(self, request: Request) -> int:
+        """Full blocks worth a node: all of known tokens or, where snapshots are needed, those up to the deepest one."""
+        if self._limits.needs_snapshot:
+            return request.snapshots[-1][0] // self._limits.block_tokens if request.snapshots else 0
+        return request.rows // self._limits.block_tokens
+
+    def _node(self, request: Request, depth: int) -> Node | None:
+        """The node of the request's first ``depth`` blocks, its own or another's."""
+        if len(request.chain) >= depth:
+            return request.chain[depth - 1]
+        known = self.index.match(request.ids, depth * self._limits.block_tokens)
+        return known[-1] if len(known) == depth else None
+
+    def _count(self, request: Request, tick: int, cached: int, known: list[Node]) -> None:
+        if cached:
+            self.hits += 1
+            self.saved += cached
+            return
+        reason: MissReason = "never seen"
+        if len(request.ids) <= self._limits.block_tokens:
+            reason = "below a block"
+        elif known:
+            reason = "no snapshot"
+        elif self.index.was_evicted(request.ids):
+            reason = "evicted"
+        self.missed += 1
+        self.misses.append(Miss(request.submit.id, tick, len(request.ids), reason))

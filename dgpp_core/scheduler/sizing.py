@@ -1,0 +1,30 @@
+"""A scheduler's limits from an engine's geometry and the settings."""
+
+from __future__ import annotations
+
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.geometry import Geometry
+from dgpp_core.scheduler.limits import Limits
+
+
+def limits_from(geometry: Geometry, settings: EngineSettings, needs_snapshot: bool) -> Limits:
+    """The limits that fit the pools an engine has allocated.
+
+    Args:
+        needs_snapshot: the model has window or recurrent state.
+    """
+    return Limits(
+        slots=geometry.slots,
+        blocks=geometry.blocks,
+        block_tokens=geometry.block_tokens,
+        snapshots=geometry.snapshots,
+        needs_snapshot=needs_snapshot,
+        queue=settings.queue_limit,
+        admission=settings.admission,
+        admission_window=settings.admission_window,
+        prefill_budget=settings.busy_budget,
+        prefill_idle_budget=settings.prefill_idle_budget_tokens,
+        depth=geometry.step_width - 1,
+        max_context=geometry.context,
+        prefix_cache=settings.prefix_cache_gib > 0,
+    )
