@@ -11,6 +11,7 @@ from dgpp_core.api.errors import TokenizerError
 from dgpp_core.text.tokenizer_files import Bpe, TokenizerFile
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_NEEDED = (*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
 
 
 def token_bytes_of(file: TokenizerFile, added: Mapping[int, str], path: Path) -> list[bytes]:
@@ -51,9 +52,14 @@ def _vocabulary(file: TokenizerFile) -> Iterable[tuple[int, str]]:
     return enumerate(piece for piece, _ in file.model.vocab)
 
 
+def is_byte_level(file: TokenizerFile) -> bool:
+    """Whether tokens are spelled in the byte alphabet, rather than as SentencePiece does."""
+    return "ByteLevel" in _kinds(file)
+
+
 def _speller(file: TokenizerFile, path: Path) -> Callable[[str], bytes]:
-    kinds = [step.get("type") for step in _steps(file.decoder)]
-    if "ByteLevel" in kinds:
+    kinds = _kinds(file)
+    if is_byte_level(file):
         return _byte_level(file, path)
     if "Metaspace" in kinds or {"Replace", "Fuse"} <= set(kinds):
         return _sentencepiece
@@ -63,22 +69,23 @@ def _speller(file: TokenizerFile, path: Path) -> Callable[[str], bytes]:
     )  # fmt: skip
 
 
-def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
-    if decoder.get("type") != "Sequence":
-        return [decoder]
-    steps = decoder.get("decoders")
-    return [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+def _kinds(file: TokenizerFile) -> list[str]:
+    """The types of the decoder's steps; the library has checked their form."""
+    decoder = file.decoder
+    steps: list[dict[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    return [str(step.get("type")) for step in steps]
 
 
 def _byte_level(file: TokenizerFile, path: Path) -> Callable[[str], bytes]:
     alphabet = byte_alphabet()
     vocabulary = {piece for _, piece in _vocabulary(file)}
-    missing = [byte for byte, char in alphabet.items() if char not in vocabulary]
+    missing = [byte for byte in _NEEDED if alphabet[byte] not in vocabulary]
     if missing:
         raise TokenizerError(
-            "the byte-level vocabulary lacks bytes, so some text has no ids", where=f"{path}: model.vocab",
-            found=f"no token for byte {missing[0]:#04x}" + f" and {len(missing) - 1} more" * (len(missing) > 1),
-            expected="a token for each of the 256 bytes", hint="fetch the file again",
+            "the byte-level vocabulary lacks bytes of ordinary text", where=f"{path}: model.vocab",
+            found="no token for bytes " + " ".join(f"{byte:02x}" for byte in missing[:8]),
+            expected="tokens for printable ASCII, white space and the bytes of U+0080 to U+3FFFF",
+            hint="fetch the file again",
         )  # fmt: skip
     to_latin = {ord(char): byte for byte, char in alphabet.items()}
     stand_ins = frozenset(alphabet.values())

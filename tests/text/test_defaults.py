@@ -55,9 +55,9 @@ def test_whether_a_file_samples(tmp_path: Path, value: dict[str, Any], temperatu
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("temperature", -0.1), ("temperature", "1"), ("temperature", True), ("top_p", 1.5), ("top_p", -1), ("top_k", 2.5),
-        ("top_k", -1), ("min_p", 2), ("repetition_penalty", 0), ("do_sample", "yes"), ("eos_token_id", "</s>"),
-        ("eos_token_id", [1, None]), ("eos_token_id", -1),
+        ("temperature", -0.1), ("temperature", "1"), ("temperature", True), ("top_p", 1.5), ("top_p", -1),
+        ("top_k", 2.5), ("top_k", -1), ("min_p", 2), ("repetition_penalty", 0),
+        ("do_sample", "yes"), ("eos_token_id", "</s>"), ("eos_token_id", [1, None]), ("eos_token_id", -1),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named(tmp_path: Path, name: str, value: Any) -> None:
