@@ -21,6 +21,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
         admitted: tick of this admission; -1 while queued. Results of steps from before it are void.
         base: ids that this admission's prefill computes; more than the prompt after a preemption.
         computed: ids of ``base`` that are attached or whose prefill is launched.
+        published: ``computed`` as of the end of the last tick that prefilled.
         cuts: positions inside ``base`` where a snapshot is due, ascending.
         blocks: the slot's block table.
         chain: nodes of the prefix index that own the first blocks of the table.
@@ -38,6 +39,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     admitted: int = -1
     base: int = 0
     computed: int = 0
+    published: int = 0
     cuts: tuple[int, ...] = ()
     blocks: list[int] = []
     chain: list[Node] = []
@@ -73,12 +75,12 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     def hold(self, *, slot: int, tick: int, chain: list[Node], blocks: list[int], cached: int) -> None:
         """Admission: take a slot and a block table of which ``cached`` tokens are there."""
         self.slot, self.admitted = slot, tick
-        self.base, self.computed = len(self.ids), cached
+        self.base, self.computed, self.published = len(self.ids), cached, cached
         self.chain, self.blocks, self.snapshots = chain, blocks, []
         self.outstanding = self.unread = 0
 
     def drop(self) -> None:
         """The slot and everything that hung on it is gone."""
         self.slot = self.admitted = -1
-        self.base = self.computed = self.outstanding = self.unread = 0
+        self.base = self.computed = self.published = self.outstanding = self.unread = 0
         self.chain, self.blocks, self.snapshots, self.cuts = [], [], [], ()

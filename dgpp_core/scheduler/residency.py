@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -40,12 +41,18 @@ class Residency:
         self.misses: deque[Miss] = deque(maxlen=MISSES_KEPT)
         self.hits = self.missed = self.saved = 0
 
-    def admit(self, request: Request, tick: int) -> Begin | None:
-        """Give a request a slot and its reservation; None, and nothing changes, where blocks are short."""
+    def admit(self, request: Request, tick: int, prefilling: Iterable[Request]) -> Begin | None:
+        """Give a request a slot and its reservation.
+
+        None, and nothing changes, where blocks are short or one of ``prefilling`` is about to publish what would
+        otherwise be computed twice: the choices of one request, conversations with one system prompt.
+        """
         limits = self._limits
-        cacheable = limits.cache_on and request.submit.use_cache
+        cacheable = self._cacheable(request)
         known = self.index.match(request.ids, len(request.ids) - 1) if cacheable else []
         chain = self.index.usable(known)
+        if cacheable and any(self._shares(request, len(chain), other) for other in prefilling):
+            return None
         need = limits.blocks_for(self._reservation(request)) - len(chain)
         idle = self.index.idle - sum(node.users == 0 for node in chain)
         if need > self.pool.free + idle:
@@ -103,13 +110,13 @@ class Residency:
 
         Called when the tick's prefills are planned, so that none of them reads what another writes in the same tick.
         """
-        limits = self._limits
-        if not (limits.cache_on and request.submit.use_cache):
+        request.published = request.computed
+        if not self._cacheable(request):
             return
         self.index.adopt(request.ids, request.blocks, request.chain, self._keepable(request))
         private = []
         for position, arena in request.snapshots:
-            node = self._node(request, position // limits.block_tokens)
+            node = self._node(request, position // self._limits.block_tokens)
             if node is None:
                 private.append((position, arena))
             else:
@@ -118,7 +125,7 @@ class Residency:
 
     def release(self, request: Request, keep: bool) -> Release:
         """Take everything back; with ``keep`` the full blocks of known tokens go to the prefix index."""
-        keep = keep and self._limits.cache_on and request.submit.use_cache
+        keep = keep and self._cacheable(request)
         count = max(len(request.chain), self._keepable(request)) if keep else len(request.chain)
         path = self.index.leave(request.ids, request.blocks, request.chain, count)
         for position, arena in request.snapshots:
@@ -131,6 +138,21 @@ class Residency:
         heapq.heappush(self.slots, slot)
         request.drop()
         return Release(slot=slot)
+
+    def _cacheable(self, request: Request) -> bool:
+        return self._limits.cache_on and request.submit.use_cache
+
+    def _shares(self, request: Request, attached: int, other: Request) -> bool:
+        """Whether ``other`` will publish a prefix of ``request`` that is longer than ``attached`` blocks."""
+        if not self._cacheable(other):
+            return False
+        size = self._limits.block_tokens
+        ends = other.cuts if self._limits.needs_snapshot else ((attached + 1) * size,)
+        return any(
+            max(other.published, attached * size) < end <= min(other.base, len(request.ids) - 1)
+            and request.ids[:end] == other.ids[:end]
+            for end in ends
+        )
 
     def _reservation(self, request: Request) -> int:
         """Rows reserved at admission."""

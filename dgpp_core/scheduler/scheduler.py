@@ -247,8 +247,9 @@ class Scheduler:
         """Admit the oldest queued request that fits, unless one that was passed too often is waiting for room."""
         if not self._held.slots:
             return None
+        prefilling = [request for request in self._running if request.published < request.base]
         for at, request in enumerate(self._queue):
-            begin = self._held.admit(request, self._tick)
+            begin = self._held.admit(request, self._tick, prefilling)
             if begin is not None:
                 for older in self._queue[:at]:
                     older.passed += 1

@@ -114,6 +114,16 @@ class FakeEngine:
         """Slot to request, of all that have begun and are not released."""
         return {slot: held.request for slot, held in self._slots.items()}
 
+    @property
+    def blocks_held(self) -> set[int]:
+        """Blocks in the table of any slot."""
+        return {block for held in self._slots.values() for block in held.table}
+
+    @property
+    def results_due(self) -> bool:
+        """Whether a computed result has not been handed out yet."""
+        return any(result is not None for result in self._pending)
+
     def execute(self, tick: int, operations: Sequence[Operation]) -> tuple[StepResult, ...]:
         """Carry out one tick.
 
