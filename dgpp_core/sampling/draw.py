@@ -5,8 +5,8 @@ with ``b`` such that a whole vocabulary fits 62 bits (46 for 49,152 tokens): int
 so neither the thread count nor how many tokens were looked at can move a decision, and walking the survivors until the
 running sum exceeds ``u`` times the mass always ends on a token of positive probability.
 
-Sorting a whole vocabulary is slow, so a decision is first tried on a prefix of the canonical order. It is taken only if
-tokens beyond the prefix cannot change it; the mass that it is measured against is that of the whole row.
+Sorting a whole vocabulary is slow, so a decision is first tried on a prefix of the canonical order. It is taken only
+where it falls inside the prefix; the mass that it is measured against is that of the whole row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from dgpp_core.sampling.params import SamplingParams
 WIDTHS = (256, 4096)
 # exp() of less is 0 in fp64: such a token has no probability, and its logarithm no place in JSON.
 _UNDERFLOW = -745.0
-_NONE = float("-inf")
+# On CUDA a division by a number may be a product with its reciprocal, which must stay finite.
+_COLDEST = 1e-300
+_ID_BITS = 32
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -33,27 +35,24 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: TokenLogprobs | None
 
 
-class _Row(msgspec.Struct, frozen=True, eq=False):
-    """A row after the temperature.
+class _Weights(msgspec.Struct, frozen=True, eq=False):
+    """Some or all tokens of a row after temperature and min-p.
 
     Attributes:
-        logits: float32 [vocab], shaped.
-        scaled: float64 [vocab], (logit - largest) / temperature: at most 0.
-        weights: int64 [vocab], floor(exp(scaled) * unit).
+        scaled: float64 [m], (logit - largest) / temperature: at most 0.
+        weights: int64 [m], floor(exp(scaled) * unit), or 0 below min-p.
         unit: the weight of the likeliest token.
+        mass: the sum of all weights that count, which `weights` may be an excerpt of.
     """
 
-    logits: Tensor
     scaled: Tensor
     weights: Tensor
     unit: int
+    mass: int
 
-
-class _Prefix(msgspec.Struct, frozen=True, eq=False):
-    """The first ids in canonical order, int64 [m]; ``whole`` if no other token exists."""
-
-    ids: Tensor
-    whole: bool
+    def excerpt(self, ids: Tensor) -> _Weights:
+        """The tokens ``ids``, on the host."""
+        return _Weights(self.scaled[ids].cpu(), self.weights[ids].cpu(), self.unit, self.mass)
 
 
 def draw(
@@ -62,71 +61,74 @@ def draw(
     """Temperature, top-k, min-p, top-p, then the token at ``u`` of the remaining mass.
 
     Args:
-        logits: float32 [vocab], shaped; at least one finite, no NaN, no +inf.
+        logits: float32 [vocab], shaped; at least one finite, no NaN, no +inf, no -0.0.
         params: temperature above 0.
         u: in [0, 1), a multiple of 2**-53. 0 picks the likeliest token, ties to the lower id.
         logprobs: alternatives to report; -1 reports nothing.
         widths: prefixes to try before the whole row; they change the speed alone.
     """
-    row = _scale(logits, params.temperature)
-    for width in (*widths, len(logits)):
-        if width > params.top_k or width == len(logits):
-            choice = _decide(row, _prefix(logits, width), params, u, logprobs)
-            if choice is not None:
-                return choice
-    raise AssertionError("the whole row always decides")
-
-
-def _scale(logits: Tensor, temperature: float) -> _Row:
-    # The largest goes first: its 0 stays 0 at any temperature, so nothing overflows to NaN.
-    scaled = logits.double().sub_(logits.amax()).div_(temperature)
-    unit = 1 << (62 - (len(logits) - 1).bit_length())
-    return _Row(logits, scaled, scaled.exp().mul_(unit).long(), unit)
-
-
-def _prefix(logits: Tensor, width: int) -> _Prefix:
-    """The canonical order as far as ``width`` largest logits tell it."""
-    if width >= len(logits):
-        values, ids = logits.sort(descending=True, stable=True)
-        return _Prefix(ids[: int((values > _NONE).sum())], True)
-    values, ids = logits.topk(width)
-    # Of the tokens equal to the last one some may be missing: only those above it are surely all here.
-    ids = ids[values > values[-1]].sort().values
-    order = logits[ids].sort(descending=True, stable=True).indices
-    return _Prefix(ids[order], bool(values[-1] == _NONE))
-
-
-def _decide(row: _Row, prefix: _Prefix, params: SamplingParams, u: float, logprobs: int) -> Choice | None:
-    """The choice, or None where it depends on tokens beyond the prefix."""
-    ids, ended = prefix.ids, prefix.whole
-    if params.top_k:
-        ended = ended or len(ids) >= params.top_k
-        ids = ids[: params.top_k]
-        if not ended:
-            return None
+    keys = _keys(logits)
     floor = max(math.log(params.min_p), _UNDERFLOW) if params.min_p else _UNDERFLOW
-    kept = ids[row.scaled[ids] >= floor]
-    ended = ended or len(kept) < len(ids)
-    if not len(kept):
-        return None
-    running = row.weights[kept].cumsum(0)
-    mass = int(running[-1] if ended else row.weights[row.scaled >= floor].sum())
+    if 0 < params.top_k < len(logits):
+        ids = _first(keys, params.top_k)
+        choice = _decide(ids.cpu(), _weigh(logits[ids], params, floor), params, floor, u, logprobs)
+    else:
+        row = _weigh(logits, params, floor)
+        choice = None
+        for width in (*(w for w in widths if logprobs <= w < len(logits)), len(logits)):
+            ids = _first(keys, width)
+            choice = _decide(ids.cpu(), row.excerpt(ids), params, floor, u, logprobs)
+            if choice is not None:
+                break
+    assert choice is not None, "all survivors together always decide"
+    return choice
+
+
+def _keys(logits: Tensor) -> Tensor:
+    """Integers in canonical order, largest first, int64 [vocab]: the logit's bits made monotone, then the id's rank."""
+    bits = logits.view(torch.int32)
+    ordered = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
+    ranks = torch.arange(len(logits) - 1, -1, -1, device=logits.device)
+    return ordered.long().bitwise_left_shift_(_ID_BITS).add_(ranks)
+
+
+def _first(keys: Tensor, count: int) -> Tensor:
+    """The first ``count`` ids in canonical order, int64."""
+    largest = keys if count == len(keys) else keys.topk(count, sorted=False).values
+    return len(keys) - 1 - largest.sort(descending=True).values.bitwise_and_((1 << _ID_BITS) - 1)
+
+
+def _weigh(logits: Tensor, params: SamplingParams, floor: float) -> _Weights:
+    # The largest goes first: its 0 stays 0 at any temperature, so nothing overflows to NaN.
+    scaled = logits.double().sub_(logits.amax()).div_(max(params.temperature, _COLDEST))
+    unit = 1 << (62 - (len(logits) - 1).bit_length())
+    weights = scaled.exp().mul_(unit).long()
+    if params.min_p:
+        weights.masked_fill_(scaled < floor, 0)
+    return _Weights(scaled, weights, unit, int(weights.sum()))
+
+
+def _decide(
+    ids: Tensor, first: _Weights, params: SamplingParams, floor: float, u: float, logprobs: int
+) -> Choice | None:
+    """The choice, or None where it depends on tokens after ``first``, which are in canonical order."""
+    scaled = first.scaled.cpu()
+    kept = int((scaled >= floor).sum())
+    running = first.weights.cpu()[:kept].cumsum(0)
+    mass = first.mass
     if params.top_p < 1:
         part, whole = params.top_p.as_integer_ratio()
         crossing = int(torch.searchsorted(running, -(-mass * part // whole)))
-        if crossing == len(kept):
+        if crossing == kept:
             return None
-        kept, mass, ended = kept[: crossing + 1], int(running[crossing]), True
+        kept, mass = crossing + 1, int(running[crossing])
     at = int(torch.searchsorted(running, int(u * 2.0**53) * mass >> 53, right=True))
-    if at >= len(kept) or (len(kept) < logprobs and not ended):
+    if at >= kept:
         return None
-    token = int(kept[at])
-    return Choice(token, _logprobs(row, token, kept, mass, logprobs) if logprobs >= 0 else None)
-
-
-def _logprobs(row: _Row, token: int, survivors: Tensor, mass: int, count: int) -> TokenLogprobs:
-    """Natural logarithms of the final distribution."""
-    norm = math.log(mass / row.unit)
-    best = survivors[:count]
-    top = zip(best.tolist(), (row.scaled[best] - norm).tolist(), strict=True)
-    return TokenLogprobs(float(row.scaled[token]) - norm, tuple(top))
+    token = int(ids[at])
+    if logprobs < 0:
+        return Choice(token, None)
+    norm = math.log(mass / first.unit)
+    best = min(kept, logprobs)
+    top = zip(ids[:best].tolist(), (scaled[:best] - norm).tolist(), strict=True)
+    return Choice(token, TokenLogprobs(float(scaled[at]) - norm, tuple(top)))
