@@ -26,7 +26,12 @@ AUTOMATIC_PREFILL_TOKENS = 256
 
 
 class FileInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits on files attached to a request; sizes in bytes."""
+    """Files attached to requests.
+
+    ``directory`` keeps uploads (empty: a temporary one), ``pdf_command`` turns a PDF into text within
+    ``pdf_timeout_ms``, ``workers`` do so at once; ``max_file_bytes``, ``max_request_bytes``, ``max_text_bytes`` and
+    ``max_storage_bytes`` bound a file, a request's files, extracted text and the store.
+    """
 
     directory: str = ""
     pdf_command: str = "pdftotext"
@@ -77,6 +82,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         prefill_budget_tokens: prompt tokens a tick while replies run; -1 automatic, 0 the whole prompt.
         prefill_idle_budget_tokens: the same while none runs; 0 uses the busy budget.
         admission_gather_ms: how long an idle engine waits for company of its first arrival.
+        file_inputs: limits on files in requests.
         model_alias: the served model id, where it is not the model's own.
         reasoning_in_content: reasoning stays in the text instead of a field of its own.
         no_eos: replies run to their limit (for measuring).
@@ -180,7 +186,8 @@ def without_effect(settings: EngineSettings) -> list[str]:
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and how the HTTP service listens; ``sse_ping_interval`` in seconds, -1 is off."""
+    """The HTTP service: ``bind_host`` (IPv4) and ``port`` to listen at, ``max_body_bytes`` of a request, and
+    ``sse_ping_interval``, the seconds of silence after which a stream gets a comment (-1 is off)."""
 
     bind_host: str = "127.0.0.1"
     port: Port = 18080
