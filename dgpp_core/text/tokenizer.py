@@ -14,7 +14,13 @@ import tokenizers
 
 from dgpp_core.api.errors import RequestError, TokenizerError
 from dgpp_core.text.pieces import is_byte_level, token_bytes_of
-from dgpp_core.text.tokenizer_files import TokenizerConfig, TokenizerFile, read_tokenizer_config, read_tokenizer_file
+from dgpp_core.text.tokenizer_files import (
+    PostProcessor,
+    TokenizerConfig,
+    TokenizerFile,
+    read_tokenizer_config,
+    read_tokenizer_file,
+)
 
 PROBE = (
     "Ab cd  e\n\n\tfoo'll 0123456789 {}[]()<>|/\\_-+=*&^%$#@!~`\"?.,;: \xe9 \xdf \u0416 \u4e16\u754c "
@@ -63,6 +69,7 @@ class Tokenizer:
         config = read_tokenizer_config(folder)
         backend = _backend(raw, path)
         _check_added(backend, file, path)
+        _check_post_processor(backend, file.post_processor, path)
         _add_configured(backend, config, folder / "tokenizer_config.json")
         added = backend.get_added_tokens_decoder()
         pieces = token_bytes_of(file, {number: token.content for number, token in added.items()}, path)
@@ -151,8 +158,9 @@ class Tokenizer:
         try:
             expected = PROBE if normalizer is None else normalizer.normalize_str(PROBE)
             found = self.decode(self._backend.encode(PROBE, add_special_tokens=False).ids, skip_special=False)
-        except Exception as error:
-            raise TokenizerError("the tokenizer fails on plain text", where=str(path), found=str(error)) from error
+            self._backend.encode(PROBE)
+        except BaseException as error:
+            raise _failure("the tokenizer fails on plain text", path, error) from error
         expected = expected.replace("▁", " ")
         if found not in (expected, " " * leading_space + expected):
             raise TokenizerError(
@@ -167,17 +175,24 @@ class Tokenizer:
 def _backend(raw: bytes, path: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_buffer(raw)
-    except Exception as error:
-        raise TokenizerError(
-            "tokenizer.json cannot be loaded",
-            where=str(path),
-            found=str(error),
-            expected="a file that the tokenizers library reads",
-            hint="fetch the file again; a newer format may need a newer tokenizers package",
-        ) from error
+    except BaseException as error:
+        raise _failure("tokenizer.json cannot be loaded", path, error) from error
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _failure(what: str, path: Path, error: BaseException) -> BaseException:
+    """The library's failure as ours. A panic in its Rust code is no `Exception`, and neither is Ctrl-C."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        return error
+    return TokenizerError(
+        what,
+        where=str(path),
+        found=str(error),
+        expected="a file that the tokenizers library reads",
+        hint="fetch the file again; a newer format may need a newer tokenizers package",
+    )
 
 
 def _check_added(backend: tokenizers.Tokenizer, file: TokenizerFile, path: Path) -> None:
@@ -185,6 +200,23 @@ def _check_added(backend: tokenizers.Tokenizer, file: TokenizerFile, path: Path)
         found = backend.token_to_id(token.content)
         if found != token.id:
             raise _misplaced(f"{path}: added_tokens[{index}].id", token.content, token.id, found)
+
+
+def _check_post_processor(backend: tokenizers.Tokenizer, processor: PostProcessor | None, path: Path) -> None:
+    if processor is None:
+        return
+    for name, token in processor.special_tokens.items():
+        found = [backend.token_to_id(content) for content in token.tokens]
+        if found != token.ids:
+            raise TokenizerError(
+                "a token that is added to prompts does not have the id it declares",
+                where=f"{path}: post_processor.special_tokens.{name}.ids",
+                found=str(token.ids),
+                expected=str(found),
+                hint="fetch the file again",
+            )
+    for inner in processor.processors:
+        _check_post_processor(backend, inner, path)
 
 
 def _add_configured(backend: tokenizers.Tokenizer, config: TokenizerConfig, path: Path) -> None:

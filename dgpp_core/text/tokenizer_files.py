@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -27,10 +27,19 @@ class AddedToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bpe(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="BPE"):
-    """Byte-pair encoding, byte-level or with byte fallback."""
+    """Byte-pair encoding, byte-level or with byte fallback.
+
+    Prefixes and suffixes of word pieces belong to another kind of vocabulary (and a wrong one aborts the library);
+    dropout would make encoding random.
+    """
 
     vocab: dict[str, Id]
     merges: msgspec.Raw
+    unk_token: str | None = None
+    dropout: Annotated[float, msgspec.Meta(ge=0, le=0)] | None = None
+    continuing_subword_prefix: Literal[""] | None = None
+    end_of_word_suffix: Literal[""] | None = None
+    fuse_unk: bool = False
     byte_fallback: bool = False
     ignore_merges: bool = False
 
@@ -43,6 +52,21 @@ class Unigram(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="
     byte_fallback: bool = False
 
 
+class TemplateToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that a post-processor adds to every prompt."""
+
+    ids: list[Id]
+    tokens: list[Name]
+
+
+class PostProcessor(msgspec.Struct, frozen=True, kw_only=True):
+    """What is added to a prompt: a template, or several processors in a row; other kinds have neither field."""
+
+    type: str
+    special_tokens: dict[str, TemplateToken] = {}
+    processors: list[PostProcessor] = []
+
+
 class TokenizerFile(msgspec.Struct, frozen=True, kw_only=True):
     """What of tokenizer.json is looked at here. The library writes all of these fields, so none may be missing."""
 
@@ -52,7 +76,7 @@ class TokenizerFile(msgspec.Struct, frozen=True, kw_only=True):
     added_tokens: list[AddedToken]
     normalizer: dict[str, Any] | None
     pre_tokenizer: dict[str, Any] | None
-    post_processor: dict[str, Any] | None
+    post_processor: PostProcessor | None
     decoder: dict[str, Any]
     model: Bpe | Unigram
 
@@ -128,7 +152,7 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
 def _special_tokens(fields: dict[str, Any], path: Path) -> list[tuple[str, str]]:
     pairs = []
     for name, value in fields.items():
-        if not name.endswith("_token") or isinstance(value, bool) or value is None:
+        if not name.endswith("_token") or name.startswith("add_") or value is None:
             continue
         token = _convert(value, Name | ConfiguredToken, path, name)
         pairs.append((name, token.content if isinstance(token, ConfiguredToken) else token))
