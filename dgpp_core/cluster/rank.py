@@ -1,0 +1,83 @@
+"""The loop of one rank: scheduler and engine, tick by tick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from dgpp_core.api import EngineError
+from dgpp_core.cluster.channel import Channel
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.engine import Engine
+from dgpp_core.engine.operations import Decode, Operation, StepResult
+from dgpp_core.scheduler.messages import Beat, Boot, Cancel, Output, Shutdown, Stats, Stop, Submit, ToEngine
+from dgpp_core.scheduler.scheduler import Scheduler, TickOutput
+from dgpp_core.scheduler.sizing import limits_from
+from dgpp_core.scheduler.stepper import Stepper
+
+IDLE_WAIT = 1.0
+
+
+class Rank:
+    """Drives one engine.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, engine: Engine, settings: EngineSettings, channel: Channel, clock: Callable[[], float]) -> None:
+        self._channel, self._clock = channel, clock
+        scheduler = Scheduler(limits_from(engine.geometry, settings, engine.needs_snapshot))
+        self._stepper = Stepper(scheduler, self, lag=1 if settings.pipeline else 0, deliver=self._deliver)
+        self._engine = engine
+        self._progress, self._step_ms, self._prefill_ms = 0, 0.0, 0.0
+        self._stats, self._busy, self._draining = Stats(), False, False
+
+    def run(self) -> None:
+        """Until `Shutdown` and the last request's end; raises what the engine raises."""
+        while not (self._draining and self._stepper.idle):
+            self._busy = not self._stepper.idle
+            messages = self._channel.drain(0 if self._busy else IDLE_WAIT)
+            if messages or self._busy:
+                self._tick(messages)
+
+    def execute(self, tick: int, operations: Sequence[Operation]) -> StepResult:
+        """Run a tick's operations; its time is decoding's where it decoded and prefill's otherwise."""
+        started = self._clock()
+        result = self._engine.execute(tick, operations)
+        ms = (self._clock() - started) * 1e3
+        if any(isinstance(op, Decode) for op in operations):
+            self._step_ms += ms
+        else:
+            self._prefill_ms += ms
+        return result
+
+    def beat(self) -> Beat:
+        """What the heartbeat thread sends."""
+        return Beat(self._progress, self._busy, self._stats)
+
+    def _tick(self, messages: Iterable[ToEngine]) -> None:
+        submissions: list[Submit] = []
+        cancels: list[int] = []
+        stops: list[int] = []
+        for message in messages:
+            match message:
+                case Submit():
+                    submissions.append(message)
+                case Cancel(id=request):
+                    cancels.append(request)
+                case Stop(id=request):
+                    stops.append(request)
+                case Shutdown():
+                    self._draining = True
+                case Boot():
+                    raise EngineError("a second boot message", expected="one, before everything else")
+        self._stepper.step(submissions, cancels, stops)
+        self._progress += 1
+        stats = self._stepper.scheduler.stats()
+        self._stats = msgspec.structs.replace(stats, step_ms=self._step_ms, prefill_ms=self._prefill_ms)
+
+    def _deliver(self, out: TickOutput) -> None:
+        if out.updates or out.endings:
+            self._channel.send(Output(out.updates, out.endings))

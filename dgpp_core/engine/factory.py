@@ -1,0 +1,93 @@
+"""From a checkpoint folder to an engine that can execute operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+
+from dgpp_core.api import ConfigError, ModelConfig, Shard, StateGroup
+from dgpp_core.bus.solo import SoloBus
+from dgpp_core.checkpoint.config_json import read_model_config
+from dgpp_core.checkpoint.headers import TensorEntry, read_headers
+from dgpp_core.checkpoint.loader import CheckpointWeights, check_bindings
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.engine import Engine
+from dgpp_core.engine.geometry import Geometry, make_geometry
+from dgpp_core.host.loading import LoadedModel
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, bytes done and bytes in all."""
+
+
+class Prepared(msgspec.Struct, frozen=True, eq=False):
+    """Everything about a checkpoint that is known before a tensor is read."""
+
+    model: LoadedModel
+    config: ModelConfig
+    entries: Mapping[str, TensorEntry]
+    groups: tuple[StateGroup, ...]
+    geometry: Geometry
+
+
+def prepare(model: LoadedModel, folder: Path, settings: EngineSettings) -> Prepared:
+    """Read and check config.json and every tensor header.
+
+    Raises:
+        CheckpointError, ConfigError, PluginError: naming file, field, tensor or hook.
+    """
+    config = model.read_config(read_model_config(folder))
+    entries = read_headers(folder)
+    check_bindings(model.bindings(config), entries)
+    groups = model.groups(config)
+    geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
+    return Prepared(model, config, entries, groups, geometry)
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device ``name``; ``auto`` is the first CUDA device, or the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError("unknown device", where="--device", found=name, expected="auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device is available", where="--device", found=name, hint="use --device cpu")
+    return device
+
+
+def build_engine(prepared: Prepared, device: torch.device, progress: Progress) -> Engine:
+    """Load the weights and allocate the state.
+
+    Raises:
+        CheckpointError, PluginError: as the loader and the plugin's hooks do.
+    """
+    model, config = prepared.model, prepared.config
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    weights = CheckpointWeights(
+        model.bindings(config),
+        prepared.entries,
+        device=device,
+        dtype=dtype,
+        rank=0,
+        world=1,
+        progress=lambda done, total: progress("weights", done, total),
+    )
+    shard = Shard(device=device, dtype=dtype, weights=weights, bus=SoloBus())
+    depth = prepared.geometry.step_width - 1
+    with torch.inference_mode():
+        target = model.build(config, shard)
+        drafter = model.drafter(config, shard, target) if model.spec.draft_depth else None
+        weights.finish()
+        return Engine(
+            target,
+            drafter if depth else None,
+            prepared.groups,
+            prepared.geometry,
+            vocab_size=config.vocab_size,
+            depth=depth,
+            device=device,
+        )

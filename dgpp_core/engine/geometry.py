@@ -1,0 +1,89 @@
+"""Sizes of the state pools: one arithmetic for the memory plan and the allocation. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from dgpp_core.api import DTYPE_BYTES, ModelConfig, PagedGroup, RecurrentGroup, StateGroup, WindowGroup
+from dgpp_core.config.settings import EngineSettings
+
+MAX_SNAPSHOTS = 4096
+
+
+class Geometry(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pools of one rank are allocated for.
+
+    Attributes:
+        slots: requests that may hold state at once.
+        blocks: blocks that may be handed out; block 0 comes on top and takes the rows of inert segments.
+        block_tokens: tokens a block.
+        snapshots: arena slots.
+        step_width: rows a verify step runs a request.
+        context: most tokens, prompt and reply together, that a request may have.
+    """
+
+    slots: int
+    blocks: int
+    block_tokens: int
+    snapshots: int
+    step_width: int
+    context: int
+
+    @property
+    def slack(self) -> int:
+        """Rows past a request's end that steps in flight may still write."""
+        return 3 * self.step_width
+
+    @property
+    def table_width(self) -> int:
+        """Blocks of the longest request."""
+        return -(-(self.context + self.slack) // self.block_tokens)
+
+
+def pool_shape(group: StateGroup, geometry: Geometry) -> tuple[int, ...]:
+    """Shape of a group's pool."""
+    if isinstance(group, PagedGroup):
+        return (group.layers, geometry.blocks + 1, group.heads, geometry.block_tokens, group.width)
+    if isinstance(group, WindowGroup):
+        return (group.layers, geometry.slots, group.heads, group.window + geometry.step_width, group.width)
+    return (group.layers, geometry.slots, geometry.step_width, *group.shape)
+
+
+def snapshot_shape(group: StateGroup, step_width: int) -> tuple[int, ...] | None:
+    """Shape of one snapshot of a group, without its leading arena axis after the layers; None for paged groups."""
+    if isinstance(group, WindowGroup):
+        return (group.layers, group.heads, group.window + step_width, group.width)
+    if isinstance(group, RecurrentGroup):
+        return (group.layers, *group.shape)
+    return None
+
+
+def snapshot_bytes(groups: Sequence[StateGroup], step_width: int) -> int:
+    """Bytes of one snapshot of all window and recurrent state; 0 where a model has none."""
+    shapes = [(snapshot_shape(group, step_width), DTYPE_BYTES[group.dtype]) for group in groups]
+    return sum(math.prod(shape) * width for shape, width in shapes if shape is not None)
+
+
+def make_geometry(
+    config: ModelConfig, groups: Sequence[StateGroup], settings: EngineSettings, draft_depth: int
+) -> Geometry:
+    """The geometry of an engine.
+
+    Args:
+        draft_depth: most tokens the model's drafter proposes a step; 0 without one.
+    """
+    step_width = 1 + (min(draft_depth, settings.mtp_depth) if settings.mtp else 0)
+    each = snapshot_bytes(groups, step_width)
+    snapshots = min(MAX_SNAPSHOTS, int(settings.prefix_cache_gib * 2**30 // each)) if each else 0
+    room = settings.pool_blocks * settings.block_tokens - 3 * step_width
+    return Geometry(
+        slots=settings.max_concurrency,
+        blocks=settings.pool_blocks,
+        block_tokens=settings.block_tokens,
+        snapshots=snapshots,
+        step_width=step_width,
+        context=max(1, min(config.max_positions, room)),
+    )

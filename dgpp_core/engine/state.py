@@ -1,0 +1,60 @@
+"""Allocation, snapshots and restores of state groups, without knowing what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dgpp_core.api import RecurrentGroup, StateGroup, WindowGroup
+from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_shape
+
+
+class StatePools:
+    """All state of one rank: a pool a group, an arena a window or recurrent group.
+
+    Args:
+        groups: of the model and its drafter; names are unique.
+    """
+
+    def __init__(self, groups: Sequence[StateGroup], geometry: Geometry, device: torch.device) -> None:
+        self.groups, self.geometry = tuple(groups), geometry
+        self.pools: dict[str, Tensor] = {}
+        self.arenas: dict[str, Tensor] = {}
+        for group in self.groups:
+            dtype = getattr(torch, group.dtype)
+            self.pools[group.name] = torch.zeros(pool_shape(group, geometry), dtype=dtype, device=device)
+            shape = snapshot_shape(group, geometry.step_width)
+            if shape is not None and geometry.snapshots:
+                arena = (shape[0], geometry.snapshots, *shape[1:])
+                self.arenas[group.name] = torch.zeros(arena, dtype=dtype, device=device)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes allocated."""
+        return sum(t.numel() * t.element_size() for t in (*self.pools.values(), *self.arenas.values()))
+
+    def clear(self, slot: int) -> None:
+        """Make a slot's recurrent state fresh; window rows are dead by their positions."""
+        for group in self.groups:
+            if isinstance(group, RecurrentGroup):
+                self.pools[group.name][:, slot].zero_()
+
+    def save(self, slot: int, candidate: int, arena: int) -> None:
+        """Copy a slot's window and recurrent state into an arena slot."""
+        for name, target in self.arenas.items():
+            pool = self.pools[name]
+            target[:, arena] = pool[:, slot] if self._is_window(name) else pool[:, slot, candidate]
+
+    def load(self, arena: int, slot: int) -> None:
+        """Copy an arena slot into a slot, as its recurrent candidate 0."""
+        for name, source in self.arenas.items():
+            pool = self.pools[name]
+            if self._is_window(name):
+                pool[:, slot] = source[:, arena]
+            else:
+                pool[:, slot, 0] = source[:, arena]
+
+    def _is_window(self, name: str) -> bool:
+        return any(g.name == name and isinstance(g, WindowGroup) for g in self.groups)
