@@ -70,7 +70,19 @@ def find_spec(specs: Sequence[ModelSpec], config: Mapping[str, Any], where: str 
 
 
 def interpret(spec: ModelSpec, config: Mapping[str, Any], where: str = CONFIG) -> ModelConfig:
-    """The family's reading of a config.json; every failure of its reader is a `ConfigError` that names ``where``."""
+    """The family's reading of a config.json.
+
+    Raises:
+        ConfigError: naming ``where``: what the family's reader refuses or stumbles over, and a key that is one
+            character away from one which the model's own config.json has and this one lacks. The reader would take a
+            default for it.
+    """
+    for key in spec.full_config:
+        for near in config if key not in config else ():
+            if near not in spec.full_config and _one_edit_apart(key, near):
+                raise ConfigError(
+                    f"{CONFIG}: the key {key!r} is misspelt", where=where, found=repr(near), hint="fetch the file again"
+                )
     try:
         return spec.read_config(config)
     except ConfigError as error:
@@ -81,3 +93,11 @@ def interpret(spec: ModelSpec, config: Mapping[str, Any], where: str = CONFIG) -
         raise ConfigError(
             f"{CONFIG} cannot be read as a {spec.name} model", where=where, found=f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _one_edit_apart(a: str, b: str) -> bool:
+    """Whether one character changed, added or left out makes ``a`` into ``b``."""
+    shorter = min(len(a), len(b))
+    head = next((i for i in range(shorter) if a[i] != b[i]), shorter)
+    tail = next((i for i in range(shorter - head) if a[-1 - i] != b[-1 - i]), shorter - head)
+    return max(len(a), len(b)) - head - tail <= 1

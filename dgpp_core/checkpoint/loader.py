@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-import math
-import mmap
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
 
 import torch
@@ -21,6 +20,9 @@ TORCH_DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+
+STAGING_BYTES = 1 << 24
+"""Read at a time, so that loading needs no second copy of a matrix."""
 
 
 def check_bindings(table: BindingTable, entries: Mapping[str, TensorEntry], world: int = 1) -> None:
@@ -47,6 +49,7 @@ def check_bindings(table: BindingTable, entries: Mapping[str, TensorEntry], worl
         )
     for binding in table.tensors:
         _check_entry(binding, entries[binding.name], world)
+    _check_half_precision(table, entries)
     for name, entry in entries.items():
         if name not in bound and not any(fnmatch.fnmatchcase(name, pattern) for pattern in table.ignored):
             raise CheckpointError(
@@ -76,8 +79,23 @@ def _check_entry(binding: Binding, entry: TensorEntry, world: int) -> None:
     cut_range(binding, 0, world)
 
 
+def _check_half_precision(table: BindingTable, entries: Mapping[str, TensorEntry]) -> None:
+    """Refuse F16 and BF16 side by side: one taken for the other fits in size and loads as noise."""
+    either = [entries[b.name] for b in table.tensors if {"F16", "BF16"} <= set(b.formats)]
+    halves = {dtype: [entry for entry in either if entry.dtype == dtype] for dtype in ("F16", "BF16")}
+    few, many = sorted(halves.values(), key=len)
+    if few:
+        raise CheckpointError(
+            f"the tensor {few[0].name} is {few[0].dtype} while most of the checkpoint is {many[0].dtype}",
+            where=str(few[0].file),
+            found=f"{len(few)} {few[0].dtype} and {len(many)} {many[0].dtype} tensors",
+            expected="one of the two throughout",
+            hint="fetch or copy the checkpoint again",
+        )
+
+
 class CheckpointWeights:
-    """The parameters of one rank, read from the mapped files as the model takes them.
+    """The parameters of one rank, read from the files as the model takes them.
 
     Args:
         table: what the model expects; checked against ``entries`` first.
@@ -109,7 +127,8 @@ class CheckpointWeights:
         for binding in table.tensors:
             self._waiting.setdefault(binding.target, []).append(binding)
         self._targets = frozenset(self._waiting)
-        self._maps: dict[Path, mmap.mmap] = {}
+        self._files: dict[Path, BufferedReader] = {}
+        self._staging = bytearray()
         self._done, self._total = 0, sum(entries[binding.name].nbytes for binding in table.tensors)
 
     def take(self, target: str) -> Tensor:
@@ -147,9 +166,10 @@ class CheckpointWeights:
         Raises:
             CheckpointError: naming parameters that were never taken.
         """
-        for mapped in self._maps.values():
-            mapped.close()
-        self._maps.clear()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._staging = bytearray()
         if self._waiting:
             names = list(self._waiting)
             raise CheckpointError(
@@ -165,31 +185,41 @@ class CheckpointWeights:
         return self._dtype if stored.is_floating_point else stored
 
     def _read_into(self, place: Tensor, binding: Binding) -> None:
+        """Fill ``place`` with this rank's part, `STAGING_BYTES` at a time.
+
+        The file is read rather than mapped: a file that shrinks under a mapping ends the process without a word.
+        """
         entry = self._entries[binding.name]
         self._done += entry.nbytes
         if not entry.nbytes:
             return
-        mapped = self._map(entry)
-        whole = torch.frombuffer(
-            mapped, dtype=TORCH_DTYPES[entry.dtype], count=math.prod(entry.shape), offset=entry.start
-        ).view(entry.shape)
+        shape, place = entry.shape or (1,), place if entry.shape else place.view(1)
         start, count = cut_range(binding, self._rank, self._world)
-        place.copy_(whole if binding.cut is None else whole.narrow(binding.cut, start, count))
-        # The pages just read would count as this process's memory until the file is closed.
-        first = -(-entry.start // mmap.PAGESIZE) * mmap.PAGESIZE
-        if entry.end > first:
-            mapped.madvise(mmap.MADV_DONTNEED, first, entry.end - first)
+        across = binding.cut is not None and binding.cut > 0
+        first, last = (0, shape[0]) if across else (start, start + count)
+        row_bytes = entry.nbytes // shape[0]
+        step = max(1, STAGING_BYTES // row_bytes)
+        for row in range(first, last, step):
+            rows = min(step, last - row)
+            piece = self._read(entry, row * row_bytes, rows * row_bytes).view(rows, *shape[1:])
+            if binding.cut and across:
+                piece = piece.narrow(binding.cut, start, count)
+            place.narrow(0, row - first, rows).copy_(piece)
 
-    def _map(self, entry: TensorEntry) -> mmap.mmap:
-        if entry.file not in self._maps:
-            with entry.file.open("rb") as file:
-                # A private writable mapping: torch warns of read-only buffers, and nothing is ever written.
-                self._maps[entry.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        if entry.end > len(self._maps[entry.file]):
+    def _read(self, entry: TensorEntry, offset: int, count: int) -> Tensor:
+        """``count`` bytes of a tensor, flat; valid until the next call."""
+        if len(self._staging) < count:
+            self._staging = bytearray(max(count, STAGING_BYTES))
+        if entry.file not in self._files:
+            self._files[entry.file] = entry.file.open("rb")
+        file = self._files[entry.file]
+        file.seek(entry.start + offset)
+        if (got := file.readinto(memoryview(self._staging)[:count])) < count:
             raise CheckpointError(
                 f"the file became short: the tensor {entry.name} is cut off",
                 where=str(entry.file),
-                found=f"{len(self._maps[entry.file])} bytes",
+                found=f"{entry.start + offset + got} bytes",
                 expected=f"at least {entry.end} bytes",
             )
-        return self._maps[entry.file]
+        dtype = TORCH_DTYPES[entry.dtype]
+        return torch.frombuffer(self._staging, dtype=dtype, count=count // dtype.itemsize)
