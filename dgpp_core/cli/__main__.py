@@ -1,0 +1,5 @@
+"""``python -m dgpp_core.cli`` is `dgpp`."""
+
+from dgpp_core.cli.main import main
+
+main()

@@ -1,0 +1,107 @@
+"""The options that several commands share. Types and ranges come from the settings structs themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from msgspec import inspect
+
+from dgpp_core.config.settings import EngineSettings, HttpSettings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CAPACITY = {
+    "max_concurrency": "Requests that run at once.",
+    "kv_capacity": "Tokens that the KV pool holds.",
+    "block_tokens": "Tokens a KV block.",
+    "queue_limit": "Requests that wait for a slot before the next gets a 503.",
+    "max_connections": "Open HTTP connections.",
+    "default_max_tokens": "Reply limit where a request names none.",
+    "prefix_cache_gib": "GiB for snapshots of window and recurrent state; 0 is off.",
+    "prefix_min_tokens": "No snapshot below this position.",
+    "prefix_head_snapshots": "An extra snapshot at the first structural boundary.",
+    "admission": "Reserve prompt and reply (full), or grow by a window at a time.",
+    "admission_window": "Tokens reserved at a time under grow.",
+    "prefill_budget_tokens": "Prompt tokens a tick while replies run; -1 automatic, 0 whole prompts.",
+    "prefill_idle_budget_tokens": "The same while none runs; 0 uses the other.",
+    "admission_gather_ms": "How long an idle engine waits for company of its first arrival.",
+    "mtp_depth": "Most tokens drafted a step.",
+    "pipeline": "Launch the next step before the host has read the last one.",
+}
+SERVICE = {
+    "model_alias": "The served model id, where it is not the model's own.",
+    "reasoning_in_content": "Leave reasoning in the text instead of a field of its own.",
+    "no_eos": "Replies run to their limit (for measuring).",
+    "stats_interval_s": "Seconds between statistics lines; 0 is off.",
+}
+HTTP = {
+    "max_body_bytes": "Largest request body.",
+    "sse_ping_interval": "Seconds between keep-alive comments on a silent stream; -1 is off.",
+}
+OWN_NAMES = {"max_body_bytes": "http-max-body-bytes"}
+
+
+def model_options(command: F) -> F:
+    """``--plugin``, ``--config``, ``--checkpoint``, ``--device``."""
+    decorators = (
+        click.option("--plugin", metavar="NAME", help="The model, by the name that `dgpp plugins list` shows."),
+        click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="A deployment file (JSON)."),
+        click.option("--checkpoint", metavar="DIR|ORG/NAME", help="Weights, where they are not the model's default."),
+        click.option("--device", metavar="auto|cpu|cuda[:N]", help="Where to compute.  [default: auto]"),
+    )
+    return _apply(decorators, command)
+
+
+offline_option = click.option("--offline", is_flag=True, envvar="HF_HUB_OFFLINE", help="Stay off the network.")
+
+
+def capacity_options(command: F) -> F:
+    """The engine's capacity, one option a key."""
+    switches = (
+        click.option("--no-mtp", is_flag=True, default=None, help="Do not draft."),
+        click.option("--no-prefix-cache", is_flag=True, default=None, help="Keep no snapshots."),
+    )
+    return _apply((*_from_struct(EngineSettings, CAPACITY), *switches), command)
+
+
+def service_options(command: F) -> F:
+    """How the service answers and where it listens."""
+    where = (
+        click.option("--host", metavar="IPV4", help="Address to listen on.  [default: 127.0.0.1]"),
+        click.option("--port", type=int, help="Port to listen on.  [default: 18080]"),
+    )
+    return _apply((*where, *_from_struct(HttpSettings, HTTP), *_from_struct(EngineSettings, SERVICE)), command)
+
+
+def _apply(decorators: tuple[Callable[[F], F], ...], command: F) -> F:
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+def _from_struct(kind: type, helps: dict[str, str]) -> tuple[Callable[[F], F], ...]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    fields = {field.name: field for field in info.fields}
+    return tuple(_option(fields[name], text) for name, text in helps.items())
+
+
+def _option(field: inspect.Field, text: str) -> Callable[[F], F]:
+    """An option without a default of its own: what is not given is left to the deployment file."""
+    flag = OWN_NAMES.get(field.name, field.name.replace("_", "-"))
+    shown = field.default if field.default != "" else "none"
+    match field.type:
+        case inspect.BoolType():
+            names = f"--{flag}" if flag.startswith("no-") else f"--{flag}/--no-{flag}"
+            return click.option(names, field.name, is_flag=True, default=None, help=text)
+        case inspect.LiteralType(values=values):
+            choice = click.Choice([str(value) for value in values])
+            return click.option(f"--{flag}", field.name, type=choice, help=f"{text}  [default: {shown}]")
+        case inspect.StrType():
+            return click.option(f"--{flag}", field.name, metavar="TEXT", help=f"{text}  [default: {shown}]")
+        case kind:
+            number = int if isinstance(kind, inspect.IntType) else float
+            return click.option(f"--{flag}", field.name, type=number, help=f"{text}  [default: {shown}]")

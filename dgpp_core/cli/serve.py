@@ -1,0 +1,73 @@
+"""``dgpp serve``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import click
+
+from dgpp_core.cli.command import GuardedCommand
+from dgpp_core.cli.options import capacity_options, model_options, offline_option, service_options
+from dgpp_core.cli.serving import choose, find_checkpoint, serve_options, warn_of_idle_keys
+from dgpp_core.host.loading import load_plugins
+from dgpp_core.server.options import SamplingOverrides
+
+EPILOG = """\b
+Examples:
+  dgpp serve --plugin smollm2
+  dgpp serve --plugin smollm2 --port 8000 --max-concurrency 16 --kv-capacity 32768
+  dgpp serve --checkpoint ./my-checkpoint --device cpu
+  dgpp serve --config deploy/smollm2.json --temperature 0 --seed 7
+
+\b
+A flag goes before the deployment file, and that before the defaults. READY is printed when requests are taken.
+Exit codes: 0 after Ctrl-C or SIGTERM; 1 nothing was served; 2 a wrong command line or configuration, or the engine
+failed while serving, or a second signal cut the end short.
+"""
+
+
+@click.command(cls=GuardedCommand, epilog=EPILOG)
+@model_options
+@offline_option
+@service_options
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of requests that name none.")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="Sampling default.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sampling default.")
+@click.option("--top-k", type=click.IntRange(0), help="Sampling default; 0 is off.")
+@click.option("--min-p", type=click.FloatRange(0, 1), help="Sampling default.")
+@click.option("--repetition-penalty", type=click.FloatRange(0, min_open=True), help="Sampling default.")
+@capacity_options
+def command(
+    plugin: str | None,
+    config: Path | None,
+    checkpoint: str | None,
+    offline: bool,
+    seed: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    repetition_penalty: float | None,
+    **flags: object,
+) -> None:
+    """Serve a model over the OpenAI API."""
+    host = load_plugins(environ=os.environ)
+    for problem in host.problems:
+        click.echo(f"warning: {problem.error().line()}", err=True)
+    chosen = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, **flags)
+    warn_of_idle_keys(chosen.resolved)
+    logging.basicConfig(
+        level=logging.getLevelName(chosen.site.log_level.upper()),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    sampling = SamplingOverrides(
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty
+    )
+    options = serve_options(chosen, find_checkpoint(chosen, os.environ, offline), sampling, seed)
+    routes = [route for hooks in host.hooks("dgpp_routes") for route in hooks.routes()]
+
+    from dgpp_core.server.supervisor import run
+
+    click.get_current_context().exit(run(options, routes=routes))

@@ -1,0 +1,244 @@
+"""From the command line to what is served: the deployment, the model, its checkpoint, its memory plan. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from dgpp_core.api.errors import CheckpointError, ConfigError
+from dgpp_core.checkpoint.config_json import CONFIG, read_model_config
+from dgpp_core.config.resolve import Resolved, default_deployment, resolve
+from dgpp_core.config.settings import read_deployment, without_effect
+from dgpp_core.config.site import Site, read_site
+from dgpp_core.host.loading import LoadedModel, PluginHost
+
+if TYPE_CHECKING:
+    from dgpp_core.engine.plan import Plan
+    from dgpp_core.formats.resident import DeviceKind
+    from dgpp_core.server.options import SamplingOverrides, ServeOptions
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command line asks for, with everything it names found.
+
+    Attributes:
+        source: the folder or repository of the weights, where they are not the model's default.
+        hub: the Hugging Face cache; None is that of `huggingface_hub`.
+    """
+
+    site: Site
+    resolved: Resolved
+    model: LoadedModel
+    source: str | None
+    hub: Path | None
+
+
+def choose(
+    host: PluginHost, environ: Mapping[str, str], /, *, plugin: str | None, config: Path | None,
+    checkpoint: str | None, **flags: object,
+) -> Chosen:  # fmt: skip
+    """Merge deployment file, site and flags, and find the model.
+
+    Raises:
+        ConfigError: nothing names a model, or a file or flag is wrong.
+        PluginError: no plugin serves it.
+    """
+    resolved, site = settle(host, environ, plugin=plugin, config=config, checkpoint=checkpoint, **flags)
+    hub = _hub(site)
+    model = host.model(resolved.plugin) if resolved.plugin else _model_of(host, resolved, hub)
+    source = resolved.checkpoint or (resolved.model if resolved.model != model.spec.repository else None)
+    return Chosen(site=site, resolved=resolved, model=model, source=source, hub=hub)
+
+
+def settle(
+    host: PluginHost, environ: Mapping[str, str], /, *, plugin: str | None, config: Path | None,
+    checkpoint: str | None, **flags: object,
+) -> tuple[Resolved, Site]:  # fmt: skip
+    """The configuration alone; a deployment file is not matched with a plugin."""
+    site = read_site(None, environ)
+    if config is None and plugin is None and checkpoint is None and site.cluster_config:
+        config = Path(site.cluster_config)
+    if config is not None:
+        deployment = read_deployment(config)
+    elif plugin is not None:
+        deployment = default_deployment(host.model(plugin).spec)
+    elif checkpoint is not None:
+        model = _by_checkpoint(host, checkpoint, _hub(site))
+        plugin, deployment = model.spec.name, default_deployment(model.spec)
+    else:
+        names = ", ".join(host.models())
+        raise ConfigError(
+            "nothing says which model",
+            where="the command line",
+            expected="--plugin NAME, --config FILE or --checkpoint DIR",
+            hint=f"the installed models are {names}" if names else "no model is installed: see `dgpp plugins list`",
+        )
+    return resolve(deployment, site, {**flags, "plugin": plugin, "checkpoint": checkpoint}), site
+
+
+def _hub(site: Site) -> Path | None:
+    return Path(site.hub_cache).expanduser() if site.hub_cache else None
+
+
+def _model_of(host: PluginHost, resolved: Resolved, hub: Path | None) -> LoadedModel:
+    """The model of a deployment that names no plugin: by its repository, else by the checkpoint's architecture."""
+    known = host.find_repository(resolved.model)
+    if known is not None and not resolved.checkpoint:
+        return known
+    return _by_checkpoint(host, resolved.checkpoint or resolved.model, hub)
+
+
+def _by_checkpoint(host: PluginHost, source: str, hub: Path | None) -> LoadedModel:
+    if known := host.find_repository(source):
+        return known
+    raw = read_model_config(checkpoint_folder(source, hub))
+    try:
+        architectures = msgspec.convert(raw.get("architectures"), tuple[str, ...])
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{CONFIG}: `architectures` does not name the model",
+            where=source,
+            found=str(error),
+            hint="name the model with --plugin",
+        ) from None
+    return host.find_architecture(architectures)
+
+
+def checkpoint_folder(source: str, hub: Path | None) -> Path:
+    """``source`` itself where it is a folder, else its snapshot in the Hugging Face cache; never the network."""
+    if (folder := Path(source).expanduser()).is_dir():
+        return folder
+    from dgpp_core.checkpoint.hub import from_cache
+
+    cached = from_cache(source, hub) if source.count("/") == 1 else None
+    if cached is None:
+        raise CheckpointError(
+            "the checkpoint is neither a folder nor in the Hugging Face cache",
+            where=source,
+            hint="name the model with --plugin, or fetch the checkpoint first",
+        )
+    return cached
+
+
+def model_config(chosen: Chosen) -> Mapping[str, Any]:
+    """config.json of what would be served: the checkpoint's, or the model's own where its default is served."""
+    if chosen.source is None:
+        return chosen.model.spec.full_config
+    return read_model_config(checkpoint_folder(chosen.source, chosen.hub))
+
+
+def device_kind(name: str) -> DeviceKind:
+    """The kind of a device name. ``auto`` asks torch, and only where a GPU driver is loaded."""
+    if name in ("", "auto"):
+        if not Path("/dev/nvidiactl").exists():
+            return "cpu"
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError("unknown device", where="--device", found=name, expected="auto, cpu, cuda or cuda:N")
+    return "cuda" if kind == "cuda" else "cpu"
+
+
+def plan_of(chosen: Chosen, available: int | None) -> Plan:
+    """The memory plan of one rank, from config.json and the tables alone.
+
+    Args:
+        available: bytes there are; None asks the machine.
+    """
+    from dgpp_core.engine.geometry import make_geometry
+    from dgpp_core.engine.plan import make_plan
+
+    model, settings, world = chosen.model, chosen.resolved.engine, chosen.resolved.world
+    config = model.read_config(model_config(chosen))
+    groups, kind = model.groups(config, world), device_kind(chosen.resolved.device)
+    return make_plan(
+        table=model.bindings(config),
+        groups=groups,
+        config=config,
+        settings=settings,
+        world=world,
+        device_kind=kind,
+        step_width=make_geometry(config, groups, settings, model.spec.draft_depth).step_width,
+        extra=model.plan_terms(config, world, msgspec.to_builtins(settings)),
+        available=_available(kind) if available is None else available,
+    )
+
+
+def _available(kind: DeviceKind) -> int:
+    if kind == "cpu":
+        from dgpp_core.engine.memory import LinuxMemory
+
+        return LinuxMemory().available()
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def find_checkpoint(chosen: Chosen, environ: Mapping[str, str], offline: bool) -> Path:
+    """The folder of a complete checkpoint, fetched or converted if need be, with progress on stderr."""
+    from rich.console import Console
+
+    from dgpp_core.checkpoint.locate import locate
+    from dgpp_core.scheduler.messages import Loading
+    from dgpp_core.server.progress import LoadingDisplay
+
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgpp" / "checkpoints"
+    with LoadingDisplay(Console(stderr=True)) as display:
+        return locate(
+            chosen.model.spec,
+            chosen.source,
+            cache=cache,
+            offline=offline,
+            report=lambda stage, done, total: display.show(Loading(stage, done, total)),
+            hub=chosen.hub,
+        )
+
+
+def serve_options(chosen: Chosen, folder: Path, sampling: SamplingOverrides, seed: int | None) -> ServeOptions:
+    """What the service is started with.
+
+    Raises:
+        ConfigError: config.json is wrong, or the deployment needs several ranks.
+    """
+    from dgpp_core.server.options import ServeOptions
+
+    resolved, model = chosen.resolved, chosen.model
+    if resolved.world != 1:
+        raise ConfigError(
+            "this version serves one rank",
+            where="world_size",
+            found=str(resolved.world),
+            expected="1",
+            hint="`dgpp plan` shows what a rank of a larger world needs",
+        )
+    settings = resolved.engine
+    return ServeOptions(
+        model=model.spec.name,
+        served_id=resolved.served_name,
+        checkpoint=str(folder),
+        settings=msgspec.json.encode(settings),
+        dialect=model.dialect(),
+        config_eos=model.read_config(read_model_config(folder)).eos_ids,
+        slots=settings.max_concurrency,
+        queue_limit=settings.queue_limit,
+        max_connections=settings.max_connections,
+        default_max_tokens=settings.default_max_tokens,
+        reasoning_in_content=settings.reasoning_in_content,
+        no_eos=settings.no_eos,
+        http=resolved.http,
+        device=resolved.device or "auto",
+        sampling=sampling,
+        seed=seed,
+    )
+
+
+def warn_of_idle_keys(resolved: Resolved) -> None:
+    """Say on stderr which settings nothing acts on."""
+    for key in without_effect(resolved.engine):
+        click.echo(f"warning: engine.{key} has no effect in this version", err=True)
