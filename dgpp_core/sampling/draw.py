@@ -85,17 +85,16 @@ def draw(
 
 
 def _keys(logits: Tensor) -> Tensor:
-    """Integers in canonical order, largest first, int64 [vocab]: the logit's bits made monotone, then the id's rank."""
+    """Integers in canonical order, least first, int64 [vocab]: the logit's bits made monotone, above the id."""
     bits = logits.view(torch.int32)
-    ordered = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
-    ranks = torch.arange(len(logits) - 1, -1, -1, device=logits.device)
-    return ordered.long().bitwise_left_shift_(_ID_BITS).add_(ranks)
+    falling = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits).bitwise_not_()
+    return falling.long().bitwise_left_shift_(_ID_BITS).add_(torch.arange(len(logits), device=logits.device))
 
 
 def _first(keys: Tensor, count: int) -> Tensor:
     """The first ``count`` ids in canonical order, int64."""
-    largest = keys if count == len(keys) else keys.topk(count, sorted=False).values
-    return len(keys) - 1 - largest.sort(descending=True).values.bitwise_and_((1 << _ID_BITS) - 1)
+    least = keys if count == len(keys) else keys.topk(count, largest=False, sorted=False).values
+    return least.sort().values.bitwise_and_((1 << _ID_BITS) - 1)
 
 
 def _weigh(logits: Tensor, params: SamplingParams, floor: float) -> _Weights:

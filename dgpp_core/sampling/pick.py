@@ -81,7 +81,7 @@ class Sampler:
                 hint="release a slot before it is used again",
             )
         validate(params, self._vocab_size)
-        counts = self._count(prompt) if params.penalised else None
+        counts = self._count(prompt, None) if params.penalised else None
         self._slots[slot] = _Slot(params, logprobs, counts, self._bias(params))
 
     def release(self, slot: int) -> None:
@@ -92,7 +92,7 @@ class Sampler:
         """Tokens that now belong to the slot's output."""
         counts = self._state(slot).counts
         if counts is not None:
-            counts += self._count(tokens)
+            self._count(tokens, counts)
 
     def pick(
         self,
@@ -136,7 +136,7 @@ class Sampler:
     ) -> Choice:
         counts = state.counts
         if counts is not None and drafts:
-            counts = counts + self._count(drafts)
+            counts = self._count(drafts, counts.clone())
         row = shape(logits, state.params, counts, state.bias, mask)
         _require_finite(float(row.amax()), "no token is left to choose from", slot, position)
         if state.params.temperature > 0:
@@ -156,8 +156,8 @@ class Sampler:
             )
         return state
 
-    def _count(self, tokens: Sequence[int]) -> Tensor:
-        """Occurrences, int32 [vocab]."""
+    def _count(self, tokens: Sequence[int], counts: Tensor | None) -> Tensor:
+        """``counts``, or none yet, with the occurrences added: int32 [vocab]."""
         ids = torch.tensor(tokens, dtype=torch.int64)
         wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
         if len(wrong):
@@ -165,7 +165,10 @@ class Sampler:
                 f"token id {int(wrong[0])} is outside the vocabulary of {self._vocab_size}",
                 code="invalid_parameter",
             )
-        return torch.bincount(ids, minlength=self._vocab_size).int().to(self._device)
+        if counts is None:
+            counts = torch.zeros(self._vocab_size, dtype=torch.int32, device=self._device)
+        ones = torch.ones(len(ids), dtype=torch.int32, device=self._device)
+        return counts.index_add_(0, ids.to(self._device), ones)
 
     def _bias(self, params: SamplingParams) -> tuple[Tensor, Tensor] | None:
         if not params.logit_bias:

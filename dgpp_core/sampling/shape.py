@@ -1,6 +1,7 @@
 """Penalties, bias and mask: everything that happens to a row of logits before a token is chosen.
 
-The order is binding: repetition, frequency, presence, bias, mask. Arithmetic is fp64 and rounded to fp32 once.
+The order is binding: repetition, frequency, presence, bias, mask. Arithmetic is fp64; a logit is rounded to fp32 after
+the penalties and after the bias. Only the tokens concerned are touched.
 """
 
 from __future__ import annotations
@@ -30,31 +31,26 @@ def shape(
         bias: ids int64 [k], none twice, and values float64 [k].
         mask: which tokens exist: bool [vocab], or int32 [ceil(vocab / 32)] with token i at bit i % 32 of word i // 32.
     """
-    row = logits
-    if counts is not None or bias is not None:
-        row = row.double()
-        if counts is not None:
-            row = _penalise(row, params, counts)
-        if bias is not None:
-            row = row.index_add(0, *bias)
-        # A repetition penalty near 0 may pass the fp32 range; +inf would turn into NaN further on.
-        row = row.clamp(max=_LARGEST).float()
-    if mask is not None:
-        row = row.masked_fill(~_allowed(mask, len(logits)), _NONE)
-    return row + 0.0  # -0.0 becomes 0.0: equal logits must be ordered by id alone
+    row = logits + 0.0  # -0.0 becomes 0.0: equal logits must be ordered by id alone
+    if counts is not None:
+        ids = counts.nonzero().flatten()
+        row[ids] = _fp32(_penalise(row[ids].double(), counts[ids].double(), params))
+    if bias is not None:
+        ids, values = bias
+        row[ids] = _fp32(row[ids].double() + values)
+    return row if mask is None else row.masked_fill_(~_allowed(mask.to(row.device), len(row)), _NONE)
 
 
-def _penalise(row: Tensor, params: SamplingParams, counts: Tensor) -> Tensor:
+def _penalise(logits: Tensor, counts: Tensor, params: SamplingParams) -> Tensor:
     """Repetition as in Keskar et al., "CTRL" (2019); frequency and presence as in the OpenAI API."""
-    seen = counts > 0
-    if params.repetition_penalty != 1.0:
-        repeated = torch.where(row > 0, row / params.repetition_penalty, row * params.repetition_penalty)
-        row = torch.where(seen, repeated, row)
-    if params.frequency_penalty != 0.0:
-        row = row - counts.double() * params.frequency_penalty
-    if params.presence_penalty != 0.0:
-        row = row - seen.double() * params.presence_penalty
-    return row
+    repetition = params.repetition_penalty
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    return repeated - counts * params.frequency_penalty - params.presence_penalty
+
+
+def _fp32(logits: Tensor) -> Tensor:
+    # A repetition penalty near 0 may pass the fp32 range; +inf would turn into NaN further on.
+    return logits.clamp(max=_LARGEST).float() + 0.0
 
 
 def _allowed(mask: Tensor, vocab_size: int) -> Tensor:

@@ -35,7 +35,7 @@ Reference = Callable[..., Verdict]
 def shaped_logits(
     logits: Sequence[float], params: SamplingParams, history: Sequence[int], allowed: Sequence[bool] | None
 ) -> list[float]:
-    """Repetition, frequency, presence, bias, mask; rounded to fp32 at the end."""
+    """Repetition, frequency, presence, bias, mask; rounded to fp32 after the penalties and at the end."""
     counts, bias = Counter(history), dict(params.logit_bias)
     row = []
     for token, logit in enumerate(logits):
@@ -44,7 +44,7 @@ def shaped_logits(
             value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
             value -= counts[token] * params.frequency_penalty
             value -= params.presence_penalty
-        value += bias.get(token, 0.0)
+        value = float(np.float32(value)) + bias.get(token, 0.0)
         if allowed is not None and not allowed[token]:
             value = -math.inf
         row.append(float(np.float32(value)))
