@@ -202,6 +202,13 @@ def test_bytes_that_are_no_text_are_replaced_and_counted_where_they_fall(backend
     assert [token for delta in deltas for token in delta.tokens] == [0, 1]
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_reply_cut_inside_a_character_ends_in_a_replacement(backend: tokenizers.Tokenizer, inside: bool) -> None:
+    deltas, parser = read(of_pieces(backend, [b"a", b"\xe4\xb8"]), range(2), Case("", inside, ()))
+    assert outcome(deltas, parser) == (Outcome("a\ufffd", "", False) if inside else Outcome("", "a\ufffd", False))
+    assert [token for delta in deltas for token in delta.tokens] == ([] if inside else [0, 1])
+
+
 def test_hidden_and_special_ids_show_nothing_and_bytes_join_across_them(tokenizer: Tokenizer) -> None:
     single = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
     first, *rest = (single[bytes([byte])] for byte in "🙂".encode())
@@ -256,6 +263,15 @@ def test_white_space_without_end_is_not_held_back(backend: tokenizers.Tokenizer)
     parser = ReplyParser(of_pieces(backend, [b"\n"]), reasoning=THINK, in_reasoning=False)
     deltas = [delta for _ in range(100) for delta in parser.push(0)]
     assert "".join(delta.text for delta in deltas) == "\n" * 100
+
+
+@pytest.mark.parametrize("text", ["<", "<thin", "\n", " <think"])
+def test_what_might_have_been_a_marker_is_searched_for_stops_in_the_end(
+    backend: tokenizers.Tokenizer, text: str
+) -> None:
+    case = Case(text, False, ("<", "\n"))
+    deltas, parser = read(of_pieces(backend, [text.encode()]), range(1), case)
+    assert outcome(deltas, parser) == Outcome("", text.split("<")[0].strip("\n"), True)
 
 
 def test_pushes_after_a_stop_return_nothing(backend: tokenizers.Tokenizer) -> None:
