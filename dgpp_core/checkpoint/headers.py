@@ -21,6 +21,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 16
+STAGING_BYTES = 1 << 24
+"""Read at a time by the loader, so that it needs no second copy of a matrix."""
 
 DTYPE_BITS = {
     "F4": 4, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "BOOL": 8, "U8": 8, "I8": 8, "F16": 16, "BF16": 16, "I16": 16,

@@ -13,16 +13,13 @@ from torch import Tensor
 from dgpp_core.api.bindings import Binding, BindingTable
 from dgpp_core.api.errors import CheckpointError
 from dgpp_core.checkpoint.cuts import cut_range, cut_shape
-from dgpp_core.checkpoint.headers import TensorEntry
+from dgpp_core.checkpoint.headers import STAGING_BYTES, TensorEntry
 
 TORCH_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
-
-STAGING_BYTES = 1 << 24
-"""Read at a time, so that loading needs no second copy of a matrix."""
 
 
 def check_bindings(table: BindingTable, entries: Mapping[str, TensorEntry], world: int = 1) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from dgpp_core.api import ConfigError, ModelConfig, Shard, StateGroup
 from dgpp_core.bus.solo import SoloBus
-from dgpp_core.checkpoint.config_json import read_model_config
+from dgpp_core.checkpoint.config_json import read_config
 from dgpp_core.checkpoint.headers import TensorEntry, read_headers
 from dgpp_core.checkpoint.loader import CheckpointWeights, check_bindings
 from dgpp_core.config.settings import EngineSettings
@@ -38,7 +38,7 @@ def prepare(model: LoadedModel, folder: Path, settings: EngineSettings) -> Prepa
     Raises:
         CheckpointError, ConfigError, PluginError: naming file, field, tensor or hook.
     """
-    config = model.read_config(read_model_config(folder))
+    config = read_config(folder, model.read_config, model.spec.full_config)
     entries = read_headers(folder)
     check_bindings(model.bindings(config), entries)
     groups = model.groups(config)

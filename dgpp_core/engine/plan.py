@@ -14,15 +14,16 @@ import msgspec
 
 from dgpp_core.api import BindingTable, ModelConfig, PagedGroup, PlanError, PlanTerm, StateGroup
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.geometry import make_geometry
 from dgpp_core.engine.plan_terms import (
     MIB,
     RUNTIME_BYTES,
     PlanLine,
     Widths,
-    pool_lines,
+    loading_bytes,
     row_bytes,
     scratch_lines,
-    slot_lines,
+    state_lines,
     weight_lines,
 )
 from dgpp_core.formats.resident import DeviceKind
@@ -114,7 +115,7 @@ def make_plan(
 
     Args:
         groups: of the model and its drafter, as one rank of ``world`` keeps them.
-        step_width: rows a verify step runs a request: 1 + draft depth.
+        step_width: rows a verify step runs a request, as `make_geometry` derives it: 1 + draft depth.
         extra: the family's own terms; counted as exact.
         available: bytes there are, from a `MemoryReader`.
 
@@ -125,14 +126,20 @@ def make_plan(
         PlanLine("runtime", RUNTIME_BYTES[device_kind], "process and libraries"),
         *weight_lines(table, world, device_kind),
         *(PlanLine(term.name, term.bytes, term.note, exact=True) for term in extra),
-        *slot_lines(groups, settings, step_width),
     ]
+    loading = loading_bytes(table, world, device_kind)
     widths = Widths.of(table, groups, config, world)
 
     def lines(capacity: int) -> list[PlanLine]:
         sized = msgspec.structs.replace(settings, kv_capacity=capacity)
-        scratch = scratch_lines(groups, config, sized, step_width, widths, device_kind)
-        return [*fixed, *pool_lines(groups, sized), *scratch]
+        geometry = make_geometry(config, groups, sized, step_width - 1)
+        later = [
+            *state_lines(groups, geometry),
+            *scratch_lines(groups, config.vocab_size, sized, geometry, widths, device_kind),
+        ]
+        if (more := loading - sum(line.bytes for line in later)) > 0:
+            later.append(PlanLine("loading", more, "packing a matrix takes more than serving does later"))
+        return [*fixed, *later]
 
     headroom = headroom_bytes(device_kind, available)
 

@@ -10,18 +10,19 @@ import msgspec
 from dgpp_core.api import DTYPE_BYTES, BindingTable, ModelConfig, PagedGroup, StateGroup, WindowGroup
 from dgpp_core.api.bindings import Binding, Role
 from dgpp_core.checkpoint.cuts import cut_shape
+from dgpp_core.checkpoint.headers import STAGING_BYTES
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_bytes
 from dgpp_core.formats.resident import COMPUTE_BYTES, DeviceKind, resident_bytes
 
-MAX_SNAPSHOTS = 4096
-MIB = 2**20
+GIB, MIB = 2**30, 2**20
 
 RUNTIME_BYTES: dict[DeviceKind, int] = {"cpu": 256 * MIB, "cuda": 768 * MIB}
 """Resident set of the process before it holds a tensor. cpu: 225 MiB after importing torch 2.13.0+cpu, 245 MiB after
 the engine's modules and its first products of every kind (x86-64, Python 3.11, 2026-11-29). cuda: a bound on a context
 with its libraries' workspaces."""
 
-ATTENTION_ROWS = 256
+ATTENTION_ROWS = 128
 """Prefill rows that share one attention product: `dgpp_core.layers.paged.CHUNK_ROWS`."""
 _ROW_TILE = 8
 _KEY_TILE = 64
@@ -61,7 +62,7 @@ def parameters(table: BindingTable, world: int) -> dict[str, Parameter]:
 
 
 def weight_lines(table: BindingTable, world: int, device: DeviceKind) -> Iterator[PlanLine]:
-    """Resident bytes a role, the second resident forms of ``table.shared``, and what loading needs on the way."""
+    """Resident bytes a role, the second resident forms of ``table.shared``."""
     held = parameters(table, world)
     roles: tuple[Role, ...] = ("linear", "embedding", "vector")
     for role in roles:
@@ -74,54 +75,40 @@ def weight_lines(table: BindingTable, world: int, device: DeviceKind) -> Iterato
         for source, target in table.shared:
             copy = resident_bytes("linear", held[source].shape, device)
             yield PlanLine(f"weights: {target}", copy, f"{source} in packed form", exact=True)
-        staging = max((4 * math.prod(p.shape) for p in held.values() if p.role == "linear"), default=0)
-        yield PlanLine("loader staging", staging, "largest matrix before it is packed")
 
 
-def row_bytes(group: PagedGroup | WindowGroup) -> int:
+def loading_bytes(table: BindingTable, world: int, device: DeviceKind) -> int:
+    """What packing a matrix takes on the way: it, a probe of its shape and the probe's packed form, and a read buffer.
+
+    It is free again before the first pool is allocated.
+    """
+    if device != "cpu":
+        return STAGING_BYTES
+    held = parameters(table, world)
+    sources = {source for source, _ in table.shared}
+    shapes = [p.shape for name, p in held.items() if p.role == "linear" or name in sources]
+    return STAGING_BYTES + max((8 * math.prod(s) + resident_bytes("linear", s, device) for s in shapes), default=0)
+
+
+def row_bytes(group: PagedGroup) -> int:
     """Bytes of one token's rows in all layers."""
     return group.layers * group.heads * group.width * DTYPE_BYTES[group.dtype]
 
 
-def snapshot_bytes(groups: Sequence[StateGroup], step_width: int) -> int:
-    """Bytes of one snapshot: a slot's window and recurrent state."""
-    total = 0
+def state_lines(groups: Sequence[StateGroup], geometry: Geometry) -> Iterator[PlanLine]:
+    """The pools of all groups and the snapshot arena, as `dgpp_core.engine.state` allocates them."""
     for group in groups:
-        if isinstance(group, WindowGroup):
-            total += row_bytes(group) * (group.window + step_width)
-        elif not isinstance(group, PagedGroup):
-            total += group.layers * math.prod(group.shape) * DTYPE_BYTES[group.dtype]
-    return total
-
-
-def snapshot_count(groups: Sequence[StateGroup], settings: EngineSettings, step_width: int) -> int:
-    """Arena slots that ``prefix_cache_gib`` buys, at most `MAX_SNAPSHOTS`; 0 for a model without such state."""
-    each = snapshot_bytes(groups, step_width)
-    return min(MAX_SNAPSHOTS, int(settings.prefix_cache_gib * 2**30 / each)) if each else 0
-
-
-def slot_lines(groups: Sequence[StateGroup], settings: EngineSettings, step_width: int) -> Iterator[PlanLine]:
-    """State that grows with slots and snapshots, not with the pool."""
-    slots = settings.max_concurrency
-    for group in groups:
-        if isinstance(group, WindowGroup):
-            ring = row_bytes(group) * (group.window + step_width)
-            yield PlanLine(f"state: {group.name}", slots * ring, f"{slots} rings", exact=True)
-        elif not isinstance(group, PagedGroup):
-            block = group.layers * math.prod(group.shape) * DTYPE_BYTES[group.dtype]
-            note = f"{slots} slots x {step_width} candidates"
-            yield PlanLine(f"state: {group.name}", slots * step_width * block, note, exact=True)
-    if count := snapshot_count(groups, settings, step_width):
-        yield PlanLine("prefix snapshots", count * snapshot_bytes(groups, step_width), f"{count} snapshots", exact=True)
-
-
-def pool_lines(groups: Sequence[StateGroup], settings: EngineSettings) -> Iterator[PlanLine]:
-    """Paged groups: every block of the pool, and block 0, which takes the rows of inert segments."""
-    for group in groups:
+        total = math.prod(pool_shape(group, geometry)) * DTYPE_BYTES[group.dtype]
         if isinstance(group, PagedGroup):
-            blocks = settings.pool_blocks + 1
-            total = blocks * settings.block_tokens * row_bytes(group)
-            yield PlanLine(f"KV pool: {group.name}", total, f"{blocks} blocks of {settings.block_tokens}", exact=True)
+            note = f"{geometry.blocks} + 1 blocks of {geometry.block_tokens} tokens"
+        elif isinstance(group, WindowGroup):
+            note = f"{geometry.slots} rings of {group.window} + {geometry.step_width} tokens"
+        else:
+            note = f"{geometry.slots} slots, {geometry.step_width} candidates each"
+        yield PlanLine(f"state: {group.name}", total, note, exact=True)
+    if geometry.snapshots:
+        arena = geometry.snapshots * snapshot_bytes(groups, geometry.step_width)
+        yield PlanLine("prefix snapshots", arena, f"{geometry.snapshots} snapshots", exact=True)
 
 
 class Widths(msgspec.Struct, frozen=True):
@@ -150,9 +137,9 @@ class Widths(msgspec.Struct, frozen=True):
 
 def scratch_lines(
     groups: Sequence[StateGroup],
-    config: ModelConfig,
+    vocab_size: int,
     settings: EngineSettings,
-    step_width: int,
+    geometry: Geometry,
     widths: Widths,
     device: DeviceKind,
 ) -> Iterator[PlanLine]:
@@ -164,47 +151,43 @@ def scratch_lines(
       decode step.
     * attention: see `attention_bytes`.
     """
-    decode_rows = max(_ROW_TILE, settings.max_concurrency * step_width)
-    chunk = chunk_rows(settings)
+    decode_rows = max(_ROW_TILE, geometry.slots * geometry.step_width)
+    chunk = chunk_rows(settings, geometry)
     rows = max(chunk, decode_rows)
     activations = rows * (4 * widths.hidden + 2 * widths.linear) * COMPUTE_BYTES[device]
-    yield PlanLine("logits", 2 * decode_rows * config.vocab_size * 4, f"2 x {decode_rows} rows")
-    yield PlanLine("sampler", settings.max_concurrency * config.vocab_size * 8, f"{settings.max_concurrency} slots")
+    yield PlanLine("logits", 2 * decode_rows * vocab_size * 4, f"2 x {decode_rows} rows")
+    yield PlanLine("sampler", geometry.slots * vocab_size * 8, f"{geometry.slots} slots")
     yield PlanLine("activations", activations, f"{rows} rows")
-    context = min(settings.pool_blocks * settings.block_tokens, config.max_positions)
-    attention = attention_bytes(groups, settings, step_width, widths, context)
-    yield PlanLine("attention scratch", attention, f"{min(chunk, ATTENTION_ROWS)} rows over {context} tokens")
+    attention = attention_bytes(groups, chunk, geometry, widths)
+    yield PlanLine("attention", attention, f"{min(chunk, ATTENTION_ROWS)} rows over {geometry.context} tokens")
 
 
-def chunk_rows(settings: EngineSettings) -> int:
+def chunk_rows(settings: EngineSettings, geometry: Geometry) -> int:
     """Prompt tokens of the largest prefill chunk."""
-    whole = settings.pool_blocks * settings.block_tokens
+    whole = geometry.context
     return min(whole, max(settings.busy_budget or whole, settings.idle_budget or whole))
 
 
-def attention_bytes(
-    groups: Sequence[StateGroup], settings: EngineSettings, step_width: int, widths: Widths, context: int
-) -> int:
+def attention_bytes(groups: Sequence[StateGroup], chunk: int, geometry: Geometry, widths: Widths) -> int:
     """The most that one layer's attention (`dgpp_core.ops.tile_attention`) holds at once, in float32.
 
-    For one group, with S = scores = keys x padded rows x query heads: three copies of S (raw, shifted, exponent), the
+    For one group, with S = scores = keys x padded rows x kv heads: three copies of S (raw, shifted, exponent), the
     queries and the values spread over key tiles (S x width / tile each), and the gathered keys and values. Taken at
     the larger of one prefill product over the whole context and a decode step of every slot over it.
     """
     worst = 0
     for group in groups:
-        if not isinstance(group, PagedGroup | WindowGroup):
+        if isinstance(group, PagedGroup):
+            tile, rows, reach = geometry.block_tokens, min(chunk, ATTENTION_ROWS), geometry.context
+        elif isinstance(group, WindowGroup):
+            tile, rows, reach = _KEY_TILE, chunk, group.window + max(chunk, geometry.step_width) + 2 * _KEY_TILE
+        else:
             continue
-        tile = settings.block_tokens if isinstance(group, PagedGroup) else _KEY_TILE
-        heads = max(group.heads, -(-widths.query // group.width))
-        share = -(-heads // group.heads)
-        rows = min(chunk_rows(settings), ATTENTION_ROWS) if isinstance(group, PagedGroup) else chunk_rows(settings)
-        for segments, count in ((1, rows), (settings.max_concurrency, step_width)):
-            reach = context if isinstance(group, PagedGroup) else group.window + count + 2 * _KEY_TILE
-            keys = segments * -(-min(reach, context + 2 * _KEY_TILE) // tile) * tile
-            padded = -(-count * share // _ROW_TILE) * _ROW_TILE
-            scores = keys * padded * group.heads
-            spread = 2 * scores * group.width // tile
-            gathered = 2 * keys * group.heads * group.width
-            worst = max(worst, 4 * (3 * scores + spread + gathered))
+        share = -(-max(group.heads, -(-widths.query // group.width)) // group.heads)
+        for segments, count in ((1, rows), (geometry.slots, geometry.step_width)):
+            keys = segments * -(-reach // tile) * tile
+            scores = keys * group.heads * -(-count * share // _ROW_TILE) * _ROW_TILE
+            worst = max(
+                worst, 4 * (3 * scores + 2 * scores * group.width // tile + 2 * keys * group.heads * group.width)
+            )
     return worst

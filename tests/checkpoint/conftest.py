@@ -25,7 +25,7 @@ class ToyConfig(ModelConfig, frozen=True, kw_only=True):
 
 
 def read_config(raw: Mapping[str, Any]) -> ToyConfig:
-    for key in ("vocab_size", "hidden_size", "num_layers", "max_position"):
+    for key in ("vocab_size", "hidden_size", "num_layers", "max_position", "eos_token_id"):
         if type(raw.get(key)) is not int or raw[key] < 1:
             raise ConfigError(f"config.json: {key} is not a positive integer", where=key, found=repr(raw.get(key)))
     if type(raw.get("eps")) is not float or not 0 < raw["eps"] < 1:
@@ -36,7 +36,7 @@ def read_config(raw: Mapping[str, Any]) -> ToyConfig:
         num_layers=raw["num_layers"],
         max_positions=raw["max_position"],
         eps=raw["eps"],
-        eos_ids=(int(raw["eos_token_id"]),),
+        eos_ids=(raw["eos_token_id"],),
     )
 
 

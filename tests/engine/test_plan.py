@@ -1,0 +1,240 @@
+"""The memory plan: exact for tensors, monotone, and its advice is right to the block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dgpp_core.api import (
+    Binding,
+    BindingTable,
+    CheckpointError,
+    ModelConfig,
+    PagedGroup,
+    PlanError,
+    PlanTerm,
+    RecurrentGroup,
+    StateGroup,
+    WindowGroup,
+)
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.geometry import make_geometry
+from dgpp_core.engine.plan import Plan, headroom_bytes, make_plan
+from dgpp_core.engine.plan_terms import ATTENTION_ROWS, GIB, MIB
+from dgpp_core.engine.state import StatePools
+from dgpp_core.layers.paged import CHUNK_ROWS
+from dgpp_core.ops.linear import Linear
+from dgpp_core.ops.tile_attention import tile_attention
+
+CONFIG = ModelConfig(vocab_size=300, max_positions=4096, hidden_size=64)
+TABLE = BindingTable(
+    (
+        Binding(name="embed", shape=(300, 64), target="embed", role="embedding"),
+        Binding(name="norm", shape=(64,), target="norm", role="vector"),
+        Binding(name="q", shape=(64, 64), target="qkv", cut=0),
+        Binding(name="k", shape=(32, 64), target="qkv", cut=0),
+        Binding(name="o", shape=(64, 100), target="o", cut=1),
+    ),
+    shared=(("embed", "head"),),
+)
+PAGED = (PagedGroup(name="k", layers=2, heads=2, width=16), PagedGroup(name="v", layers=2, heads=2, width=24))
+HYBRID = (
+    *PAGED,
+    WindowGroup(name="w", layers=3, heads=2, width=16, window=32),
+    RecurrentGroup(name="r", layers=4, shape=(3, 5, 7)),
+)
+ROOMY = 1 << 50
+
+
+def plan(
+    settings: EngineSettings | None = None,
+    groups: Sequence[StateGroup] = HYBRID,
+    available: int = ROOMY,
+    world: int = 1,
+    step_width: int = 2,
+    extra: Sequence[PlanTerm] = (),
+) -> Plan:
+    return make_plan(
+        table=TABLE,
+        groups=groups,
+        config=CONFIG,
+        settings=settings or EngineSettings(mtp_depth=5),
+        world=world,
+        device_kind="cpu",
+        step_width=step_width,
+        extra=extra,
+        available=available,
+    )
+
+
+def line(found: Plan, name: str) -> int:
+    return next(item.bytes for item in found.lines if item.name == name)
+
+
+@pytest.mark.parametrize("groups", [PAGED, HYBRID])
+@pytest.mark.parametrize("step_width", [1, 3])
+@pytest.mark.parametrize("capacity", [1, 63, 64, 65, 5000])
+def test_exact_lines_are_the_bytes_that_are_allocated(
+    groups: Sequence[StateGroup], step_width: int, capacity: int
+) -> None:
+    settings = EngineSettings(kv_capacity=capacity, max_concurrency=3, prefix_cache_gib=0.002, mtp_depth=5)
+    found = plan(settings, groups, step_width=step_width)
+    pools = StatePools(groups, make_geometry(CONFIG, groups, settings, step_width - 1), torch.device("cpu"))
+    state = sum(item.bytes for item in found.lines if item.name.startswith(("state", "prefix")))
+    assert state == pools.bytes
+    plain = 4 * (300 * 64 + 64)
+    packed = [Linear(torch.zeros(shape)) for shape in ((96, 64), (64, 100), (300, 64))]
+    sizes = [torch.ops.mkldnn._nbytes(w._product.data) for w in packed if w._product.data.is_mkldnn]
+    if len(sizes) == len(packed):
+        assert found.tensor_bytes - state == plain + sum(sizes)
+    assert found.total > found.tensor_bytes
+
+
+def test_state_by_hand() -> None:
+    found = plan(EngineSettings(kv_capacity=100, max_concurrency=3, prefix_cache_gib=3 * 14200 / 2**30, mtp_depth=5))
+    assert line(found, "state: k") == 2 * (2 + 1) * 2 * 64 * 16 * 4
+    assert line(found, "state: w") == 3 * 3 * 2 * (32 + 2) * 16 * 4
+    assert line(found, "state: r") == 4 * 3 * 2 * 105 * 4
+    snapshot = 3 * 2 * 34 * 16 * 4 + 4 * 105 * 4
+    assert snapshot <= 14736
+    assert line(found, "prefix snapshots") == (3 * 14200 // snapshot) * snapshot
+
+
+def test_snapshots_stop_at_their_limit_and_need_state_to_keep() -> None:
+    small = (RecurrentGroup(name="r", layers=1, shape=(4,)),)
+    assert line(plan(groups=small), "prefix snapshots") == 4096 * 16
+    assert not any(item.name == "prefix snapshots" for item in plan(groups=PAGED).lines)
+    assert not any(item.name == "prefix snapshots" for item in plan(EngineSettings(prefix_cache_gib=0)).lines)
+
+
+def test_ranks_hold_their_part() -> None:
+    one, two = plan(), plan(world=2)
+    assert line(one, "weights: linear") == 4 * (128 * 64 + 64 * 112)
+    assert line(two, "weights: linear") == 4 * (64 * 64 + 64 * 64)
+    assert line(one, "weights: embedding") == line(two, "weights: embedding") == 300 * 64 * 4
+    with pytest.raises(CheckpointError, match="cannot be divided among 3 ranks"):
+        plan(world=3)
+
+
+def test_the_familys_own_terms_are_added() -> None:
+    found = plan(extra=[PlanTerm("rotary table", 12345, "4096 positions")])
+    assert line(found, "rotary table") == 12345
+    assert found.total == plan().total + 12345
+
+
+def test_headroom() -> None:
+    assert headroom_bytes("cpu", 8 * GIB) == 256 * MIB
+    assert headroom_bytes("cpu", 100 * GIB) == 2 * GIB
+    assert headroom_bytes("cuda", 100 * GIB) == 4 * GIB
+
+
+def test_a_refusal_names_everything_that_helps() -> None:
+    found = plan(EngineSettings(kv_capacity=1_000_000, mtp_depth=5), available=900 * MIB)
+    assert not found.fits
+    with pytest.raises(PlanError) as caught:
+        found.require()
+    text = str(caught.value)
+    for word in (
+        "need",
+        "headroom 256.0 MiB",
+        "available 900.0 MiB",
+        "0.62 KiB",
+        "max_concurrency",
+        "prefix_cache_gib",
+    ):
+        assert word in text
+    assert f"the largest kv_capacity that fits is {found.largest_kv_capacity} (now 1000000)" in text
+    largest = sorted(found.lines, key=lambda item: -item.bytes)[:3]
+    assert all(item.name in caught.value.where for item in largest)
+    assert caught.value.exit_code == 1
+    assert "does not fit" in found.table()
+
+
+def test_a_refusal_where_no_pool_fits_says_so() -> None:
+    found = plan(available=300 * MIB)
+    assert found.largest_kv_capacity == 0
+    with pytest.raises(PlanError, match="not one block of kv_capacity fits"):
+        found.require()
+
+
+def test_a_plan_that_fits_requires_nothing_and_prints_every_line() -> None:
+    found = plan()
+    found.require()
+    assert found.largest_kv_capacity is None
+    table = found.table()
+    assert all(item.name in table for item in found.lines)
+    assert table.endswith("the plan fits")
+    as_json = json.loads(json.dumps(found.to_json()))
+    assert (as_json["total"], as_json["fits"]) == (sum(item["bytes"] for item in as_json["lines"]), True)
+
+
+SETTINGS = st.builds(
+    EngineSettings,
+    max_concurrency=st.integers(1, 64),
+    kv_capacity=st.integers(1, 200_000),
+    block_tokens=st.sampled_from([1, 16, 64, 100]),
+    prefix_cache_gib=st.sampled_from([0.0, 0.01, 1.5]),
+    prefill_budget_tokens=st.sampled_from([-1, 0, 16, 2048]),
+    mtp_depth=st.just(5),
+)
+
+
+@given(SETTINGS, st.sampled_from([PAGED, HYBRID]), st.integers(1, 4), st.integers(0, 2**32))
+def test_the_suggested_capacity_fits_and_a_block_more_does_not(
+    settings: EngineSettings, groups: Sequence[StateGroup], step_width: int, available: int
+) -> None:
+    found = plan(settings, groups, available, step_width=step_width)
+    assume(found.largest_kv_capacity is not None)
+    largest = found.largest_kv_capacity
+    assert largest is not None
+    assert largest % settings.block_tokens == 0
+    assert largest < settings.kv_capacity
+    if largest:
+        smaller = msgspec.structs.replace(settings, kv_capacity=largest)
+        assert plan(smaller, groups, available, step_width=step_width).fits
+    next_up = msgspec.structs.replace(settings, kv_capacity=largest + settings.block_tokens)
+    assert not plan(next_up, groups, available, step_width=step_width).fits
+
+
+@given(SETTINGS, st.sampled_from(["kv_capacity", "max_concurrency", "prefix_cache_gib"]), st.integers(1, 1000))
+def test_more_of_anything_never_takes_less(settings: EngineSettings, key: str, more: int) -> None:
+    grown = msgspec.structs.replace(settings, **{key: getattr(settings, key) + more})
+    assert plan(grown).total >= plan(settings).total
+
+
+@given(SETTINGS, st.integers(1, 4))
+def test_deeper_drafts_never_take_less_state(settings: EngineSettings, depth: int) -> None:
+    fixed = msgspec.structs.replace(settings, prefix_cache_gib=0.0)
+    assert plan(fixed, step_width=depth + 1).tensor_bytes >= plan(fixed, step_width=depth).tensor_bytes
+
+
+def test_attention_rows_are_those_of_the_paged_layer() -> None:
+    assert ATTENTION_ROWS == CHUNK_ROWS
+
+
+@pytest.mark.parametrize(("budget", "slots"), [(256, 2), (16, 32)])
+def test_the_attention_term_bounds_what_attention_holds(budget: int, slots: int) -> None:
+    """Peak of the tensors alive inside `tile_attention`, counted by torch's own allocation profiler."""
+    groups = (PagedGroup(name="k", layers=1, heads=2, width=16), PagedGroup(name="v", layers=1, heads=2, width=16))
+    settings = EngineSettings(kv_capacity=2048, max_concurrency=slots, prefill_budget_tokens=budget)
+    bound = line(plan(settings, groups, step_width=1), "attention")
+    peak = 0
+    for batch, rows in ((1, budget), (slots, 1)):
+        keys = torch.randn(batch, 32, 2, 64, 16)
+        visible = torch.ones(batch, 32, rows, 64, dtype=torch.bool)
+        q = torch.randn(batch, rows, 4, 16)
+        with torch.profiler.profile(profile_memory=True) as profile:
+            tile_attention(q, keys, keys, visible, 0.25)
+        alive = most = 0
+        for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+            if event.name() == "[memory]":
+                alive += event.nbytes()
+                most = max(most, alive)
+        peak = max(peak, most + 2 * keys.numel() * 4)
+    assert 0.4 * bound <= peak <= bound, (peak / MIB, bound / MIB)
