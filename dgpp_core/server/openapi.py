@@ -1,0 +1,167 @@
+"""The OpenAPI document, from the structs that requests are checked with and answers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, Literal
+
+import msgspec
+
+from dgpp_core import __version__
+from dgpp_core.server.models import Health, ModelList, ModelObject
+from dgpp_core.server.replies import (
+    ChatCompletion,
+    ChatLogprobs,
+    Completion,
+    CompletionLogprobs,
+    ErrorBody,
+    FinishReason,
+    UsageBody,
+)
+from dgpp_core.server.requests import ChatRequest, CompletionRequest
+
+ERRORS = {
+    400: "The request is at fault; `param` names the field.",
+    404: "The model is not served here.",
+    413: "The body is larger than `http.max_body_bytes`.",
+    503: "The server is full, stopping, or its engine has failed.",
+}
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to the assistant's turn."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk's part of one choice."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed chat reply; the stream ends with the event `[DONE]`."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: None
+    choices: list[ChunkChoice]
+    usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    service_tier: Literal["default"] | msgspec.UnsetType = msgspec.UNSET
+    obfuscation: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class TextChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk's part of a completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed completion; the stream ends with the event `[DONE]`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: None
+    choices: list[TextChunkChoice]
+    usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    """A piece of a message."""
+
+    text: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn of the conversation. `tool_call_id` is required for the role `tool`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_call_id: str | None = None
+
+
+TYPES = (
+    ChatRequest, CompletionRequest, ChatMessage, ChatCompletion, ChatChunk, Completion, CompletionChunk, ErrorBody,
+    ModelList, ModelObject, Health,
+)  # fmt: skip
+
+
+@cache
+def document() -> bytes:
+    """The OpenAPI 3.1 document as JSON."""
+    _, components = msgspec.json.schema_components(TYPES, ref_template="#/components/schemas/{name}")
+    messages = {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatMessage"}}
+    components["ChatRequest"]["properties"]["messages"] = messages
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "dgpp", "version": __version__, "description": "OpenAI-compatible model service."},
+            "paths": _paths(),
+            "components": {"schemas": components},
+        }
+    )
+
+
+def _paths() -> dict[str, Any]:
+    model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    metrics = _reads("Count what happens.", {"application/json": {"type": "object"}, "text/plain": {"type": "string"}})
+    return {
+        "/v1/chat/completions": _generates("Answer a conversation.", "ChatRequest", "ChatCompletion", "ChatChunk"),
+        "/v1/completions": _generates("Continue a text.", "CompletionRequest", "Completion", "CompletionChunk"),
+        "/v1/models": _reads("List what is served.", {"application/json": _ref("ModelList")}),
+        "/v1/models/{model_id}": _reads(
+            "Describe the served model.", {"application/json": _ref("ModelObject")}, errors=(404,)
+        )
+        | {"parameters": [model_id]},
+        "/health": _health(),
+        "/metrics": metrics,
+        "/v1/metrics": metrics,
+    }
+
+
+def _generates(summary: str, request: str, whole: str, chunk: str) -> dict[str, Any]:
+    answer = {"application/json": {"schema": _ref(whole)}, "text/event-stream": {"schema": _ref(chunk)}}
+    responses = {"200": {"description": "The reply, or its stream with `stream: true`.", "content": answer}}
+    body = {"required": True, "content": {"application/json": {"schema": _ref(request)}}}
+    return {"post": {"summary": summary, "requestBody": body, "responses": responses | _errors(ERRORS)}}
+
+
+def _reads(summary: str, content: Mapping[str, Any], errors: Iterable[int] = ()) -> dict[str, Any]:
+    found = {"description": summary, "content": {kind: {"schema": schema} for kind, schema in content.items()}}
+    return {"get": {"summary": summary, "responses": {"200": found} | _errors(errors)}}
+
+
+def _health() -> dict[str, Any]:
+    body = {"application/json": {"schema": _ref("Health")}}
+    responses = {
+        "200": {"description": "Requests are served.", "content": body},
+        "503": {"description": "The engine has failed.", "content": body},
+    }
+    return {"get": {"summary": "Tell whether requests can be served.", "responses": responses}}
+
+
+def _errors(statuses: Iterable[int]) -> dict[str, Any]:
+    body = {"application/json": {"schema": _ref("ErrorBody")}}
+    return {str(status): {"description": ERRORS[status], "content": body} for status in statuses}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}

@@ -1,0 +1,58 @@
+"""What the front end and its engine process are started with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpp_core.api.spec import Dialect
+from dgpp_core.config.settings import HttpSettings
+
+
+class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling defaults from the command line, which go before the checkpoint's own; None leaves a value alone."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine and its HTTP service.
+
+    Attributes:
+        model: the spec's name, which tells the engine what to build.
+        served_id: the model id that clients name.
+        checkpoint: the checkpoint's folder.
+        dialect: the family's markers and template; None where it has none.
+        config_eos: end ids of config.json.
+        settings: the resolved `EngineSettings` as JSON, handed to the engine as they are.
+        slots: requests that run at once.
+        queue_limit: requests that wait for a slot before the next one gets a 503.
+        max_connections: open HTTP connections.
+        default_max_tokens: reply limit where a request names none.
+        reasoning_in_content: reasoning stays in the text.
+        no_eos: no reply ends by itself.
+        http: where the service listens.
+        device: the engine's device.
+        sampling: sampling defaults from the command line.
+        seed: the seed of requests that name none; None draws one for each.
+    """
+
+    model: str
+    served_id: str
+    checkpoint: str
+    settings: bytes
+    dialect: Dialect | None = None
+    config_eos: tuple[int, ...] = ()
+    slots: int = 8
+    queue_limit: int = 64
+    max_connections: int = 64
+    default_max_tokens: int = 256
+    reasoning_in_content: bool = False
+    no_eos: bool = False
+    http: HttpSettings = HttpSettings()
+    device: str = "cpu"
+    sampling: SamplingOverrides = SamplingOverrides()
+    seed: int | None = None

@@ -1,0 +1,141 @@
+"""Request bodies to jobs: everything that a client can get wrong is found here, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from dgpp_core.api.errors import RequestError
+from dgpp_core.server.job import (
+    Job,
+    check_model,
+    check_stream_options,
+    job_from,
+    refuse,
+    sampling,
+    unsupported,
+)
+from dgpp_core.server.parse import parse_body, read_fields, shorten
+from dgpp_core.server.reasoning import template_variables
+from dgpp_core.server.requests import (
+    LEGACY_REFUSED,
+    REFUSED_IF_PRESENT,
+    REFUSED_IF_SET,
+    ChatRequest,
+    CompletionRequest,
+)
+from dgpp_core.server.served import Served
+from dgpp_core.text.messages import normalise_messages
+from dgpp_core.text.stack import starts_in_reasoning
+
+Prepare = Callable[[bytes, Served], Job]
+
+
+def prepare_chat(body: bytes, served: Served) -> Job:
+    """A chat request, validated, rendered and tokenized.
+
+    Raises:
+        RequestError: whatever is wrong with it.
+    """
+    raw = parse_body(body)
+    check_model(raw, served)
+    refuse(raw, REFUSED_IF_PRESENT, REFUSED_IF_SET)
+    check_stream_options(raw)
+    request = read_fields(raw, ChatRequest)
+    _check_extras(request)
+    limit = _token_limit(request)
+    logprobs = _chat_logprobs(request)
+    n = _choices(request, served)
+    params = sampling(request, served)
+    _check_tools(request)
+    _check_format(request)
+    prompt = _render(request, served)
+    job = job_from(request, served, params, served.text.tokenizer.encode(prompt), limit, prompt_field="messages")
+    return msgspec.structs.replace(
+        job,
+        logprobs=logprobs,
+        n=n,
+        in_reasoning=starts_in_reasoning(prompt, served.text.reasoning),
+        splits_reasoning=True,
+        obfuscate=request.stream_options is None or request.stream_options.include_obfuscation is not False,
+        tier=request.service_tier is not None,
+        metadata=request.metadata,
+    )
+
+
+def prepare_completion(body: bytes, served: Served) -> Job:
+    """A legacy completion request, validated and tokenized.
+
+    Raises:
+        RequestError: whatever is wrong with it.
+    """
+    raw = parse_body(body)
+    check_model(raw, served)
+    refuse(raw, (), LEGACY_REFUSED)
+    check_stream_options(raw)
+    request = read_fields(raw, CompletionRequest)
+    params = sampling(request, served)
+    tokens = served.text.tokenizer.encode_prompt(request.prompt)
+    job = job_from(request, served, params, tokens, request.max_tokens, prompt_field="prompt")
+    return msgspec.structs.replace(job, logprobs=-1 if request.logprobs is None else request.logprobs)
+
+
+def _render(request: ChatRequest, served: Served) -> str:
+    template = served.text.template
+    if template is None:
+        raise RequestError(
+            "this model has no chat template", param="messages", hint="use /v1/completions with a prompt of your own"
+        )
+    variables = template_variables(
+        request.reasoning_effort,
+        request.chat_template_kwargs,
+        efforts=served.efforts,
+        variables=template.variables,
+        switches=served.text.thinking_switches,
+    )
+    return template.render(normalise_messages(request.messages, template), kwargs=variables)
+
+
+def _token_limit(request: ChatRequest) -> int | None:
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise RequestError("`max_tokens` and `max_completion_tokens` are two names of one limit", param="max_tokens")
+    return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+
+
+def _chat_logprobs(request: ChatRequest) -> int:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else -1
+
+
+def _choices(request: ChatRequest, served: Served) -> int:
+    n = request.n or 1
+    room = served.options.queue_limit + served.options.slots
+    if n > room:
+        raise RequestError(f"`n`: {n} choices can never be served at once; at most {room} can", param="n")
+    return n
+
+
+def _check_extras(request: ChatRequest) -> None:
+    if request.store:
+        raise RequestError("`store`: nothing is stored here", param="store", code="invalid_parameter")
+    if request.modalities is not None and request.modalities != ["text"]:
+        what = f'`modalities`: only ["text"] is supported, found {shorten(request.modalities)}'
+        raise unsupported("modalities", what)
+
+
+def _check_tools(request: ChatRequest) -> None:
+    if request.tools:
+        raise RequestError("tools are not supported", param="tools", code="tools_unsupported")
+    if request.tool_choice is not None and request.tool_choice != "none":
+        raise RequestError("`tool_choice` needs `tools`", param="tool_choice")
+
+
+def _check_format(request: ChatRequest) -> None:
+    if request.response_format is not None and request.response_format.type != "text":
+        raise RequestError(
+            f"`response_format`: {request.response_format.type} needs constrained decoding, which is not supported",
+            param="response_format",
+            code="constrained_decoding_unsupported",
+        )

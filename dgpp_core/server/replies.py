@@ -1,0 +1,273 @@
+"""Response bodies, as structs that are both sent and described in the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from dgpp_core.api.errors import RequestError
+from dgpp_core.server.generation import Event, Finish, TokenEntry, Usage
+from dgpp_core.server.job import Job
+from dgpp_core.text.tokenizer import Tokenizer
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong: ``param`` is the request's field, ``code`` is for programs."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """Every error, whatever its status."""
+
+    error: ErrorDetail
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """Prompt tokens that the prefix cache had."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """Reply tokens that were reasoning."""
+
+    reasoning_tokens: int
+
+
+class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that could have been picked."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A picked token and the best alternatives."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities of the tokens that became visible content."""
+
+    content: tuple[TokenLogprob, ...]
+    refusal: None = None
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """The assistant's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    reasoning_content: str | UnsetType = UNSET
+    refusal: None = None
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One of ``n`` replies."""
+
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """A chat reply in one piece."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: None = None
+    choices: tuple[ChatChoice, ...]
+    usage: UsageBody
+    service_tier: Literal["default"] | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities in the legacy form; offsets are bytes of the reply's text."""
+
+    tokens: tuple[str, ...]
+    token_logprobs: tuple[float, ...]
+    top_logprobs: tuple[dict[str, float], ...]
+    text_offset: tuple[int, ...]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A legacy completion in one piece."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: None = None
+    choices: tuple[CompletionChoice, ...]
+    usage: UsageBody
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What every body and chunk of one answer begins with."""
+
+    id: str
+    created: int
+    model: str
+
+
+def error_body(error: RequestError) -> bytes:
+    """The error object of ``error`` as JSON."""
+    message = f"{error.what} ({error.hint})" if error.hint else error.what
+    kind: Literal["invalid_request_error", "server_error"] = (
+        "invalid_request_error" if error.status < 500 else "server_error"
+    )
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message=message, type=kind, param=error.param, code=error.code)))
+
+
+def usage_body(usage: Usage) -> UsageBody:
+    """Usage as clients get it."""
+    return UsageBody(
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        total_tokens=usage.prompt + usage.completion,
+        prompt_tokens_details=PromptDetails(usage.cached),
+        completion_tokens_details=CompletionDetails(usage.reasoning),
+    )
+
+
+def chat_logprobs(entries: Iterable[TokenEntry], tokenizer: Tokenizer) -> ChatLogprobs:
+    """Logprobs of ``entries`` in the chat form."""
+    return ChatLogprobs(content=tuple(_token_logprob(entry, tokenizer) for entry in entries))
+
+
+def _token_logprob(entry: TokenEntry, tokenizer: Tokenizer) -> TokenLogprob:
+    raw = tokenizer.token_bytes(entry.id)
+    top = [(tokenizer.token_bytes(token), logprob) for token, logprob in entry.logprobs.top]
+    return TokenLogprob(
+        token=_text(raw),
+        logprob=entry.logprobs.logprob,
+        bytes=tuple(raw),
+        top_logprobs=tuple(TopLogprob(token=_text(raw), logprob=value, bytes=tuple(raw)) for raw, value in top),
+    )
+
+
+def completion_logprobs(entries: Iterable[TokenEntry], tokenizer: Tokenizer, offset: int) -> CompletionLogprobs:
+    """Logprobs of ``entries`` in the legacy form, the first token starting at byte ``offset``."""
+    entries = tuple(entries)
+    pieces = [tokenizer.token_bytes(entry.id) for entry in entries]
+    offsets = [offset + sum(map(len, pieces[:count])) for count in range(len(pieces))]
+    return CompletionLogprobs(
+        tokens=tuple(map(_text, pieces)),
+        token_logprobs=tuple(entry.logprobs.logprob for entry in entries),
+        top_logprobs=tuple(
+            {_text(tokenizer.token_bytes(token)): logprob for token, logprob in entry.logprobs.top} for entry in entries
+        ),
+        text_offset=tuple(offsets),
+    )
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+class Collected:
+    """The events of one choice, put together."""
+
+    def __init__(self) -> None:
+        self.content = ""
+        self.reasoning = ""
+        self.entries: list[TokenEntry] = []
+        self.finish_reason: Any = None
+
+    def add(self, event: Event) -> None:
+        """Take the next event of this choice."""
+        if isinstance(event, Finish):
+            self.finish_reason = event.reason
+        elif event.reasoning:
+            self.reasoning += event.text
+        else:
+            self.content += event.text
+            self.entries += event.entries
+
+
+def collect(events: Iterable[Event], count: int) -> list[Collected]:
+    """The ``count`` choices that ``events`` make."""
+    choices = [Collected() for _ in range(count)]
+    for event in events:
+        choices[event.index].add(event)
+    return choices
+
+
+def chat_completion(
+    head: Head, job: Job, choices: Sequence[Collected], usage: Usage, tokenizer: Tokenizer
+) -> ChatCompletion:
+    """A chat reply in one piece."""
+    return ChatCompletion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=tuple(
+            ChatChoice(
+                index=index,
+                message=Message(content=choice.content, reasoning_content=choice.reasoning or UNSET),
+                logprobs=chat_logprobs(choice.entries, tokenizer) if job.logprobs >= 0 else None,
+                finish_reason=choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ),
+        usage=usage_body(usage),
+        service_tier="default" if job.tier else UNSET,
+        metadata=UNSET if job.metadata is None else job.metadata,
+    )
+
+
+def completion(head: Head, job: Job, choices: Sequence[Collected], usage: Usage, tokenizer: Tokenizer) -> Completion:
+    """A legacy completion in one piece."""
+    return Completion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=tuple(
+            CompletionChoice(
+                index=index,
+                text=choice.content,
+                logprobs=completion_logprobs(choice.entries, tokenizer, 0) if job.logprobs >= 0 else None,
+                finish_reason=choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ),
+        usage=usage_body(usage),
+    )

@@ -1,0 +1,58 @@
+"""What this service serves: the model as requests and `/v1/models` see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dgpp_core.scheduler.messages import Ready
+from dgpp_core.server.options import ServeOptions
+from dgpp_core.server.reasoning import effort_mapping
+from dgpp_core.text.stack import TextStack
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request that says nothing is sampled with."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """The served model.
+
+    Attributes:
+        options: as the service was started.
+        text: tokenizer, template and markers.
+        ready: the engine's limits.
+        defaults: sampling defaults, those of the command line over those of the checkpoint.
+        efforts: what each `reasoning_effort` sets in the template; an effort that is missing is not available.
+        created: Unix time of the start.
+    """
+
+    options: ServeOptions
+    text: TextStack
+    ready: Ready
+    defaults: SamplingDefaults
+    efforts: dict[str, dict[str, Any]]
+    created: int
+
+
+def served_model(options: ServeOptions, text: TextStack, ready: Ready, created: int) -> Served:
+    """The model of ``options``, now that its text and its engine are there."""
+    names = [field.name for field in msgspec.structs.fields(SamplingDefaults)]
+    own = {name: getattr(text.defaults, name) for name in names}
+    given = {name: value for name in names if (value := getattr(options.sampling, name)) is not None}
+    variables = text.template.variables if text.template is not None else frozenset()
+    return Served(
+        options=options,
+        text=text,
+        ready=ready,
+        defaults=SamplingDefaults(**(own | given)),
+        efforts=effort_mapping(variables, text.thinking_switches),
+        created=created,
+    )

@@ -1,0 +1,149 @@
+"""The generation service: what the routes share, and the life of one request with its log line and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from dgpp_core.api.errors import RequestError
+from dgpp_core.server.counters import Counters
+from dgpp_core.server.engine_client import EngineClient
+from dgpp_core.server.generation import Event, Finish, Generation
+from dgpp_core.server.job import Job
+from dgpp_core.server.prepare import Prepare
+from dgpp_core.server.replies import Head
+from dgpp_core.server.served import Served
+
+THREAD_BYTES = 16_384
+"""Bodies above this size are prepared in a thread, so that running streams do not wait for a tokenizer."""
+
+log = logging.getLogger("dgpp.request")
+
+
+class Outside(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the service takes from outside: time and randomness.
+
+    Attributes:
+        clock: monotonic seconds.
+        time: Unix time in seconds.
+        random_bytes: so many unpredictable bytes.
+    """
+
+    clock: Callable[[], float]
+    time: Callable[[], float]
+    random_bytes: Callable[[int], bytes]
+
+
+class Service:
+    """One served model with its engine.
+
+    Attributes:
+        registry: histograms, for the Prometheus exposition.
+    """
+
+    def __init__(self, served: Served, client: EngineClient, outside: Outside) -> None:
+        self.served, self.client, self.outside = served, client, outside
+        self.registry = CollectorRegistry()
+        self.counters = Counters(self.registry, served.options.served_id)
+
+    async def prepare(self, prepare: Prepare, body: bytes) -> Job:
+        """The job in ``body``.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+        if len(body) <= THREAD_BYTES:
+            return prepare(body, self.served)
+        return await asyncio.to_thread(prepare, body, self.served)
+
+    def begin(self, job: Job, kind: Literal["chatcmpl", "cmpl"]) -> Exchange:
+        """Hand the job to the engine.
+
+        Raises:
+            RequestError: 503, the engine takes no requests now.
+        """
+        self.counters.requests += 1
+        try:
+            generation = Generation(job, self.served, self.client, self._draw_seed)
+        except RequestError as error:
+            self.counters.shed += error.code == "overloaded"
+            self.counters.failed += error.code == "engine_failure"
+            raise
+        head = Head(
+            id=f"{kind}-{self.outside.random_bytes(8).hex()}",
+            created=int(self.outside.time()),
+            model=self.served.options.served_id,
+        )
+        return Exchange(self, generation, head)
+
+    def _draw_seed(self) -> int:
+        return int.from_bytes(self.outside.random_bytes(8), "little")
+
+
+class Exchange:
+    """One request being answered. Iterate `batches` once and `close` it whatever happens."""
+
+    def __init__(self, service: Service, generation: Generation, head: Head) -> None:
+        self.generation, self.head = generation, head
+        self._service = service
+        self._began = service.outside.clock()
+        self._first: float | None = None
+        self._status = 200
+        self._reasons: list[str] = []
+        self._closed = False
+
+    async def batches(self) -> AsyncIterator[Sequence[Event]]:
+        """As `Generation.batches`, noted for the log."""
+        try:
+            async for batch in self.generation.batches():
+                if batch:
+                    self._note(batch)
+                yield batch
+        except RequestError as error:
+            self._status = error.status
+            self._service.counters.failed += error.code == "engine_failure"
+            raise
+
+    def _note(self, batch: Sequence[Event]) -> None:
+        if self._first is None:
+            self._first = self._service.outside.clock()
+        for event in batch:
+            if isinstance(event, Finish):
+                self._reasons.append(event.reason)
+
+    def close(self) -> None:
+        """Free everything; a request that has not ended is cancelled. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self.generation.close()
+        left = self._status == 200 and len(self._reasons) < self.generation.job.n
+        status = 499 if left else self._status  # the usual number for a client that went away
+        self._count(left)
+        usage = self.generation.usage
+        log.info(
+            "%s status=%d prompt=%d completion=%d cached=%d finish=%s first_ms=%s total_ms=%.1f",
+            self.head.id, status, usage.prompt, usage.completion, usage.cached, ",".join(self._reasons) or "none",
+            "none" if self._first is None else f"{(self._first - self._began) * 1e3:.1f}",
+            (self._service.outside.clock() - self._began) * 1e3,
+        )  # fmt: skip
+
+    def _count(self, left: bool) -> None:
+        counters, usage = self._service.counters, self.generation.usage
+        counters.cancelled += left
+        counters.tokens += usage.completion
+        counters.finished.update(self._reasons)
+        if self._first is None or left or self._status != 200:
+            return
+        now = self._service.outside.clock()
+        counters.first_token.observe(self._first - self._began)
+        counters.latency.observe(now - self._began)
+        counters.prompt_tokens.observe(usage.prompt)
+        counters.reply_tokens.observe(usage.completion)
+        if usage.completion > self.generation.job.n:
+            counters.token_time.observe((now - self._first) / (usage.completion - self.generation.job.n))

@@ -1,0 +1,136 @@
+"""Server-sent events: chunks of a streamed reply, put together from parts that were encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from dgpp_core.api.errors import RequestError
+from dgpp_core.server.generation import Event, Finish, Piece, Usage
+from dgpp_core.server.job import Job
+from dgpp_core.server.replies import Head, chat_logprobs, completion_logprobs, error_body, usage_body
+from dgpp_core.text.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+PADDING_UNIT = 128
+"""Obfuscated events are a multiple of this many bytes long."""
+PADDING_MIN = 16
+
+_json = msgspec.json.Encoder().encode
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_TO_ALPHABET = bytes(_ALPHABET[byte % len(_ALPHABET)] for byte in range(256))
+
+
+def error_event(error: RequestError) -> bytes:
+    """An error after the headers: the object, then the end of the stream."""
+    return b"data: " + error_body(error) + b"\n\n" + DONE
+
+
+class ChatStream:
+    """Encodes the events of a chat reply.
+
+    Args:
+        random_bytes: for the padding that hides the length of tokens; independent of all sampling.
+    """
+
+    def __init__(self, head: Head, job: Job, tokenizer: Tokenizer, random_bytes: Callable[[int], bytes]) -> None:
+        self._tokenizer = tokenizer
+        self._random_bytes = random_bytes
+        self._obfuscate = job.obfuscate
+        self._front = _front(head, "chat.completion.chunk")
+        tier = b',"service_tier":"default"' if job.tier else b""
+        self._tier = tier
+        self._back = b"}]" + (b',"usage":null' if job.include_usage else b"") + tier
+        self._logprobs = job.logprobs >= 0
+        self._opened = [False] * job.n
+
+    def encode(self, events: Sequence[Event]) -> bytes:
+        """``events`` as one or more chunks; a choice's first is preceded by its preamble."""
+        chunks: list[bytes] = []
+        for event in events:
+            if not self._opened[event.index]:
+                self._opened[event.index] = True
+                chunks.append(self._chunk(event.index, b'{"role":"assistant","content":""}', b"null", b"null"))
+            chunks.append(self._event(event))
+        return b"".join(chunks)
+
+    def _event(self, event: Event) -> bytes:
+        if isinstance(event, Finish):
+            return self._chunk(event.index, b"{}", b"null", b'"' + event.reason.encode() + b'"')
+        name = b'{"reasoning_content":' if event.reasoning else b'{"content":'
+        return self._chunk(event.index, name + _json(event.text) + b"}", self._logprobs_of(event), b"null")
+
+    def _logprobs_of(self, piece: Piece) -> bytes:
+        if not self._logprobs or not piece.entries:
+            return b"null"
+        return _json(chat_logprobs(piece.entries, self._tokenizer))
+
+    def _chunk(self, index: int, delta: bytes, logprobs: bytes, reason: bytes) -> bytes:
+        body = b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (
+            self._front, index, delta, logprobs, reason, self._back,
+        )  # fmt: skip
+        if not self._obfuscate:
+            return body + b"}\n\n"
+        length = len(body) + len(b',"obfuscation":""}\n\n')
+        padding = PADDING_MIN + -(length + PADDING_MIN) % PADDING_UNIT
+        return b'%b,"obfuscation":"%b"}\n\n' % (body, self._random_bytes(padding).translate(_TO_ALPHABET))
+
+    def usage(self, usage: Usage) -> bytes:
+        """The usage chunk, which has no choices and no padding."""
+        return _usage_chunk(self._front, usage, self._tier)
+
+
+class CompletionStream:
+    """Encodes the events of a legacy completion, which has one choice and no padding."""
+
+    def __init__(self, head: Head, job: Job, tokenizer: Tokenizer, random_bytes: Callable[[int], bytes]) -> None:
+        del random_bytes  # legacy chunks are never padded
+        self._tokenizer = tokenizer
+        self._front = _front(head, "text_completion")
+        self._back = b"}]" + (b',"usage":null' if job.include_usage else b"") + b"}\n\n"
+        self._logprobs = job.logprobs >= 0
+        self._opened = False
+        self._offset = 0
+
+    def encode(self, events: Sequence[Event]) -> bytes:
+        """``events`` as one or more chunks, the very first preceded by one with empty text."""
+        chunks: list[bytes] = []
+        if not self._opened:
+            self._opened = True
+            chunks.append(self._chunk(b'""', b"null", b"null"))
+        chunks.extend(map(self._event, events))
+        return b"".join(chunks)
+
+    def _event(self, event: Event) -> bytes:
+        if isinstance(event, Finish):
+            return self._chunk(b'""', b"null", b'"' + event.reason.encode() + b'"')
+        return self._chunk(_json(event.text), self._logprobs_of(event), b"null")
+
+    def _logprobs_of(self, piece: Piece) -> bytes:
+        if not self._logprobs or not piece.entries:
+            return b"null"
+        logprobs = completion_logprobs(piece.entries, self._tokenizer, self._offset)
+        self._offset += sum(len(self._tokenizer.token_bytes(entry.id)) for entry in piece.entries)
+        return _json(logprobs)
+
+    def _chunk(self, text: bytes, logprobs: bytes, reason: bytes) -> bytes:
+        return b'%b{"index":0,"text":%b,"logprobs":%b,"finish_reason":%b%b' % (
+            self._front, text, logprobs, reason, self._back,
+        )  # fmt: skip
+
+    def usage(self, usage: Usage) -> bytes:
+        """The usage chunk, which has no choices."""
+        return _usage_chunk(self._front, usage, b"")
+
+
+def _front(head: Head, kind: str) -> bytes:
+    return (
+        b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":null,"choices":['
+        % (_json(head.id), _json(kind), head.created, _json(head.model))
+    )  # fmt: skip
+
+
+def _usage_chunk(front: bytes, usage: Usage, tier: bytes) -> bytes:
+    return front + b'],"usage":' + _json(usage_body(usage)) + tier + b"}\n\n"
