@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -28,6 +29,8 @@ from dgpp_core.scheduler.messages import (
     encode,
 )
 from dgpp_core.server.watch import TICK_S, Watch, process_state
+
+log = logging.getLogger("dgpp.server")
 
 MAX_FRAME_BYTES = 64 << 20
 LEAVE_S = 10.0
@@ -148,7 +151,8 @@ class EngineProcess:
             self.on_loading(message)
         if isinstance(message, Failed):
             self.failed = message
-            self.broken(": ".join(filter(None, (message.what, message.detail))))
+            log.error("the engine process says:\n%s", message.detail or message.what)  # clients get the short form
+            self.broken(message.what)
 
     def _hear(self, message: FromEngine) -> None:
         if self._watch is not None:

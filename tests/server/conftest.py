@@ -113,6 +113,12 @@ class Running:
         return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
 
 
+@pytest.fixture(scope="session", name="wait_for")
+def wait_for_fixture() -> Callable[..., None]:
+    """`wait_for`, for tests."""
+    return wait_for
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Return when ``condition`` holds; fail after ``seconds``."""
     end = time.monotonic() + seconds
