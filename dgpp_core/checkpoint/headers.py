@@ -105,30 +105,47 @@ def _read_index(path: Path) -> dict[str, str]:
                 where=f"{path}, tensor {tensor}",
                 hint="the download is incomplete: " + _FRESH,
             )
+    _check_siblings(path, set(placed.values()))
     return placed
+
+
+def _check_siblings(path: Path, named: set[str]) -> None:
+    """Refuse a shard that belongs to an indexed set by its own numbering and that the index does not name."""
+    sets = {_set_of(name) for name in named} - {None}
+    for sibling in sorted(path.parent.glob("*.safetensors")):
+        if sibling.name not in named and _set_of(sibling.name) in sets:
+            raise CheckpointError(
+                f"the index names no tensor of the shard {sibling.name}, which is one of its set",
+                where=str(path),
+                hint=_FRESH,
+            )
+
+
+def _set_of(name: str) -> tuple[str, int] | None:
+    match = _NUMBERED.fullmatch(name)
+    return (match["stem"], int(match["count"])) if match else None
 
 
 def _unindexed_files(folder: Path) -> list[str]:
     if (folder / SINGLE).is_file():
         return [SINGLE]
-    numbered = {p.name: m for p in sorted(folder.glob("*.safetensors")) if (m := _NUMBERED.fullmatch(p.name))}
+    numbered = sorted(path.name for path in folder.glob("*.safetensors") if _set_of(path.name))
     if not numbered:
         raise CheckpointError(
             "no weights in the checkpoint folder", where=str(folder), expected=f"{SINGLE}, or shards and {INDEX}"
         )
-    sets = {(match["stem"], int(match["count"])) for match in numbered.values()}
-    if len(sets) != 1:
+    if len({_set_of(name) for name in numbered}) != 1:
         raise CheckpointError(
             "several sets of shards and no index that says which to load",
             where=str(folder),
-            found=", ".join(sorted(numbered)),
+            found=", ".join(numbered),
             expected=f"one set, or {INDEX}",
         )
-    stem, count = sets.pop()
+    stem, count = _set_of(numbered[0]) or ("", 0)
     for number in range(1, count + 1):
         if (name := f"{stem}-{number:05d}-of-{count:05d}.safetensors") not in numbered:
             raise CheckpointError(f"the shard {name} is missing", where=str(folder / name), hint=_FRESH)
-    return sorted(numbered)
+    return numbered
 
 
 def _read_file(path: Path) -> list[TensorEntry]:

@@ -198,6 +198,16 @@ def test_a_tensor_in_a_file_that_the_index_does_not_know(sharded: Sharded) -> No
     refusal(sharded.write(), "the tensor beta", INDEX, "model-00001-of-00002.safetensors")
 
 
+def test_a_shard_of_the_set_that_the_index_never_names(sharded: Sharded) -> None:
+    del sharded.map["gamma"]
+    refusal(sharded.write(), INDEX, "the shard model-00002-of-00002.safetensors")
+
+
+def test_other_weights_beside_an_indexed_set_are_none_of_it(sharded: Sharded) -> None:
+    save_file({"x": torch.ones(1)}, sharded.folder / "consolidated.safetensors")
+    assert set(read_headers(sharded.write())) == {"alpha", "beta", "gamma"}
+
+
 def test_a_tensor_in_another_file_than_the_index_says(sharded: Sharded) -> None:
     sharded.map["gamma"] = "model-00001-of-00002.safetensors"
     sharded.map["alpha"] = "model-00002-of-00002.safetensors"
