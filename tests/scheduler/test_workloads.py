@@ -38,8 +38,11 @@ def random_limits(rng: random.Random) -> Limits:
 
 
 def submit_random(world: SchedulerWorld, rng: random.Random, stem: list[int]) -> None:
-    shared = rng.choice([0, 4, 9, 16])
-    tokens = stem[:shared] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 8))]
+    start = stem[: rng.choice([0, 4, 9, 16])]
+    if world.endings and rng.random() < 0.4:  # the next turn of a conversation
+        name = rng.choice(sorted(world.endings))
+        start = [*world.submits[name].tokens, *world.replies[name]]
+    tokens = start + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 8))]
     eos = (0,) if rng.random() < 0.3 else ()
     world.submit(tokens, rng.randint(0, 24), eos_ids=eos, use_cache=rng.random() < 0.9)
 
