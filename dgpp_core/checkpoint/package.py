@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import shutil
 import tempfile
 from importlib import metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from filelock import FileLock
 
-from dgpp_core.api.errors import CheckpointError
+from dgpp_core.api.errors import CheckpointError, DgppError
 from dgpp_core.api.spec import ModelSpec, PackagedCheckpoint
 from dgpp_core.checkpoint.gguf import convert, require_gguf
 from dgpp_core.checkpoint.progress import Progress
@@ -75,11 +77,38 @@ def _convert(source: Path, folder: Path, package: PackagedCheckpoint, report: Pr
         )
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        convert(source, work, DTYPE, report)
+        _convert_apart(source, work, report)
         work.chmod(0o755)
         work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _convert_apart(source: Path, work: Path, report: Progress) -> None:
+    """Convert in a process of its own: the front end must not keep torch and the weights' pages for its whole life."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(there, source, work), daemon=True)
+    child.start()
+    there.close()
+    try:
+        while isinstance(message := here.recv(), tuple):
+            report(*message)
+    except EOFError:
+        message = CheckpointError("the conversion was ended", where=str(source), hint="is there enough memory?")
+    child.join()
+    if message is not None:
+        raise message
+
+
+def _child(pipe: Connection, source: Path, work: Path) -> None:
+    try:
+        convert(source, work, DTYPE, lambda *progress: pipe.send(progress))
+        pipe.send(None)
+    except DgppError as error:
+        pipe.send(CheckpointError(error.line(), where=error.where))
+    except OSError as error:
+        pipe.send(error)
 
 
 def _sha256(path: Path, report: Progress) -> str:

@@ -15,6 +15,15 @@ COMPUTE_BYTES: dict[DeviceKind, int] = {"cpu": 4, "cuda": 2}
 _PACKED_ROWS, _PACKED_COLUMNS = 64, 16
 
 
+POSITION_SLACK = 64
+"""Rows of draft tokens may stand this far past the last position; they are computed and never committed."""
+
+
+def rotary_table_bytes(width: int, positions: int) -> int:
+    """Bytes of the cosines and sines of `dgpp_core.ops.rope.RotaryTable`, float32."""
+    return 2 * 4 * (positions + POSITION_SLACK) * (width // 2)
+
+
 def packed_linear_bytes(rows: int, columns: int) -> int:
     """Bytes of a float32 ``[rows, columns]`` weight in oneDNN's blocked form.
 

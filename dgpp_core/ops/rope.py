@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-POSITION_SLACK = 64
-"""Rows of draft tokens may stand this far past the last position; they are computed and never committed."""
+from dgpp_core.formats.resident import POSITION_SLACK
 
 
 class RotaryTable:

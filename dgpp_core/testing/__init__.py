@@ -1,1 +1,25 @@
+"""Public tools for tests: the conformance kit, the exactness matrix, an in-process world, fake engines.
 
+Nothing is imported here but on request, so that the light parts stay light.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dgpp_core.testing.conformance import ModelConformance
+    from dgpp_core.testing.matrix import Axes, exactness_matrix
+    from dgpp_core.testing.world import World
+
+__all__ = ["Axes", "ModelConformance", "World", "exactness_matrix"]
+
+_HOMES = {"ModelConformance": "conformance", "Axes": "matrix", "exactness_matrix": "matrix", "World": "world"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -6,7 +6,8 @@ torch; `dgpp_llama.model` holds the arithmetic and is imported when a model is b
 
 from __future__ import annotations
 
-from dgpp_core.api import BindingTable, Dialect, Model, ModelConfig, ModelSpec, Shard, StateGroup, hookimpl
+from dgpp_core.api import BindingTable, Dialect, Model, ModelConfig, ModelSpec, PlanTerm, Shard, StateGroup, hookimpl
+from dgpp_core.formats.resident import rotary_table_bytes
 from dgpp_llama.config import SPECS, LlamaConfig
 from dgpp_llama.tables import bindings, groups
 
@@ -40,6 +41,13 @@ def dgpp_build(spec: ModelSpec, config: ModelConfig, shard: Shard) -> Model:
 
     assert isinstance(config, LlamaConfig)
     return LlamaModel(config, shard)
+
+
+@hookimpl
+def dgpp_memory_plan(config: ModelConfig) -> tuple[PlanTerm, ...]:
+    """The rotary tables, which are no checkpoint tensors."""
+    assert isinstance(config, LlamaConfig)
+    return (PlanTerm("rotary tables", rotary_table_bytes(config.head_dim, config.max_positions)),)
 
 
 @hookimpl

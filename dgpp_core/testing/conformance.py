@@ -1,0 +1,207 @@
+"""The conformance kit: a model family subclasses `ModelConformance` in its tests and runs pytest."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from dgpp_core.api import CheckpointError, StepBatch
+from dgpp_core.checkpoint.headers import read_headers
+from dgpp_core.checkpoint.loader import check_bindings
+from dgpp_core.checkpoint.synth import synthesise
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.operations import Begin, Prefill, Release, Snapshot
+from dgpp_core.engine.plan import make_plan
+from dgpp_core.engine.rehearsal import rehearse
+from dgpp_core.host.loading import LoadedModel, PluginHost, load_plugins
+from dgpp_core.sampling.params import GREEDY
+from dgpp_core.testing.inspect import resident_tensor_bytes
+from dgpp_core.testing.matrix import Axes, exactness_matrix
+from dgpp_core.testing.world import World
+from dgpp_core.text.messages import normalise_messages
+from dgpp_core.text.template import ChatTemplate
+
+SETTINGS = EngineSettings(max_concurrency=4, kv_capacity=2048, block_tokens=16, prefix_cache_gib=0.02)
+
+
+class ModelConformance:
+    """All checks of one model, on a random checkpoint of its tiny config.
+
+    Attributes:
+        model: the name of the `ModelSpec`.
+        tolerance: relative error allowed between the forward and the reference, in float32.
+        template, goldens: a chat template file and a JSON file ``{name: {"messages", "tools", "template_kwargs",
+            "prompt"}}`` of what it renders, where the family has one.
+        reply_tokens: reply length of the exactness matrix.
+    """
+
+    model: ClassVar[str]
+    tolerance: ClassVar[float] = 1e-5
+    template: ClassVar[Path | None] = None
+    goldens: ClassVar[Path | None] = None
+    reply_tokens: ClassVar[int] = 12
+
+    @classmethod
+    def host(cls) -> PluginHost:
+        """The plugin host; override to test a plugin that is not installed."""
+        return load_plugins(environ=os.environ)
+
+    def reference(self, weights: Mapping[str, Tensor], config: Mapping[str, Any], tokens: Sequence[int]) -> Tensor:
+        """Logits ``[len(tokens), vocab_size]`` of a slow forward that shares no code with the model under test.
+
+        Args:
+            weights: the checkpoint's tensors by their names there, float32.
+            config: its config.json.
+        """
+        raise AssertionError("a conformance test must override `reference`")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls) -> LoadedModel:
+        """The model and its hooks."""
+        return cls.host().model(cls.model)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A random checkpoint, float32 so that nothing is lost on the way to the reference."""
+        path = tmp_path_factory.mktemp(cls.model)
+        raw = loaded.spec.tiny_config
+        synthesise(loaded.spec, loaded.bindings(loaded.read_config(raw)), raw, path, seed=11, dtype="F32")
+        return path
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def prompts(cls, loaded: LoadedModel) -> list[list[int]]:
+        """Eight prompts of different lengths."""
+        vocab = int(loaded.read_config(loaded.spec.tiny_config).vocab_size)
+        source = torch.Generator().manual_seed(5)
+        return [torch.randint(vocab, (n,), generator=source).tolist() for n in (70, 5, 33, 16, 48, 1, 97, 64)]
+
+    def world(self, loaded: LoadedModel, folder: Path, settings: EngineSettings = SETTINGS, lag: int = 0) -> World:
+        """A world that serves the checkpoint."""
+        return World.from_checkpoint(loaded, folder, settings, lag=lag)
+
+    def test_importing_the_plugin_needs_no_torch(self, loaded: LoadedModel) -> None:
+        """The front end loads plugins too, and must stay small."""
+        from dgpp_core.host.check import imported_libraries
+
+        assert "torch" not in imported_libraries(loaded.plugin)
+
+    def test_every_tensor_is_bound_once_and_taken_once(self, loaded: LoadedModel, folder: Path) -> None:
+        """The binding table covers the checkpoint, and building the model takes each parameter."""
+        config = loaded.read_config(json.loads((folder / "config.json").read_text()))
+        table, entries = loaded.bindings(config), read_headers(folder)
+        assert sorted(b.name for b in table.tensors) == sorted(entries)
+        for binding in table.tensors:
+            rest = {name: entry for name, entry in entries.items() if name != binding.name}
+            with pytest.raises(CheckpointError, match=binding.name.replace(".", r"\.")):
+                check_bindings(table, rest)
+        self.world(loaded, folder)
+
+    def test_the_plan_is_what_is_allocated(self, loaded: LoadedModel, folder: Path) -> None:
+        """Planned tensor bytes are at least those allocated, and within 1 %."""
+        world = self.world(loaded, folder)
+        config = loaded.read_config(json.loads((folder / "config.json").read_text()))
+        plan = make_plan(
+            table=loaded.bindings(config), groups=loaded.groups(config), config=config, settings=SETTINGS, world=1,
+            device_kind="cpu", step_width=world.engine.geometry.step_width,
+            extra=loaded.plan_terms(config, 1, {}), available=1 << 40,
+        )  # fmt: skip
+        allocated = world.engine.state.bytes + resident_tensor_bytes(world.engine.model, world.engine.drafter)
+        assert allocated <= plan.tensor_bytes <= math.ceil(allocated * 1.01)
+
+    def test_forward_equals_the_reference(self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]) -> None:
+        """Logits of a whole prefill, and of the same tokens one by one, against the slow forward."""
+        from safetensors.torch import load_file
+
+        weights: dict[str, Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
+        tokens = prompts[0]
+        want = self.reference(weights, json.loads((folder / "config.json").read_text()), tokens)
+        scale = want.abs().max()
+        for counts in ([len(tokens)], [1] * len(tokens)):
+            got = self._logits(self.world(loaded, folder), tokens, counts)
+            assert got.shape == want.shape
+            assert ((got - want).abs().max() / scale).item() <= self.tolerance
+
+    def _logits(self, world: World, tokens: list[int], counts: list[int]) -> Tensor:
+        engine, rows, start = world.engine, [], 0
+        engine.execute(0, [Begin(0, 0, tuple(tokens), GREEDY, -1, tuple(range(1, engine.geometry.table_width + 1)), 0)])
+        with torch.inference_mode():
+            for count in counts:
+                at = torch.arange(start, start + count)
+                batch = StepBatch(
+                    tokens=torch.tensor(tokens)[at], positions=at, counts=(count,), slots=torch.tensor([0]),
+                    lengths=torch.tensor([start]), block_tables=engine.tables[:1], candidates=torch.tensor([0]),
+                    keep_rows=len(counts) > 1, max_length=start + count,
+                )  # fmt: skip
+                rows.append(engine.model.logits(engine.model.forward(batch, engine.state.pools)))
+                start += count
+        return torch.cat(rows)
+
+    def test_rows_are_independent_of_their_neighbours(self, loaded: LoadedModel, folder: Path) -> None:
+        """What the engine checks before it says READY."""
+        world = self.world(loaded, folder)
+        assert rehearse(world.engine, 100, int(loaded.read_config(loaded.spec.tiny_config).vocab_size))
+
+    def test_exactness_matrix(self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]) -> None:
+        """Chunking, company, prefix cache, eviction, drafting and pipelining change no token."""
+        depths = tuple(range(min(loaded.spec.draft_depth, 3) + 1))
+        axes = Axes(depths=depths, max_tokens=self.reply_tokens)
+        report = exactness_matrix(lambda s, lag: self.world(loaded, folder, s, lag), prompts, axes)
+        assert not report.differences
+        assert report.hits
+        assert report.evictions
+
+    def test_a_pipelined_engine_gives_the_same_replies(
+        self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]
+    ) -> None:
+        """A stop that is learned of one step late leaves no trace."""
+        axes = Axes(
+            depths=(loaded.spec.draft_depth,), lags=(1,), chunks=(16,), company=(3,), max_tokens=self.reply_tokens
+        )
+        assert not exactness_matrix(lambda s, lag: self.world(loaded, folder, s, lag), prompts, axes).differences
+
+    def test_a_snapshot_restores_what_was_saved(
+        self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]
+    ) -> None:
+        """A prefix restored into another slot continues as if it had been computed there."""
+        world = self.world(loaded, folder)
+        engine, prompt = world.engine, tuple(prompts[0])
+        cut, span = 32, -(-(len(prompt) + engine.geometry.slack) // engine.geometry.block_tokens)
+        blocks, other = tuple(range(1, 1 + span)), tuple(range(1 + span, 1 + 2 * span))
+        shared = blocks[: cut // engine.geometry.block_tokens]
+        arena = 0 if engine.needs_snapshot else -1
+        keep = [Snapshot(0, arena)] if engine.needs_snapshot else []
+        first = engine.execute(0, [
+            Begin(0, 0, prompt, GREEDY, 20, blocks, 0), Prefill(0, 0, cut, False), *keep,
+            Prefill(0, cut, len(prompt) - cut, True),
+        ])  # fmt: skip
+        again = engine.execute(1, [
+            Begin(2, 1, prompt, GREEDY, 20, (*shared, *other[len(shared) :]), cut, arena),
+            Prefill(2, cut, len(prompt) - cut, True), Release(2),
+        ])  # fmt: skip
+        assert first.slots[0].tokens == again.slots[0].tokens
+        assert first.slots[0].logprobs == again.slots[0].logprobs
+
+    def test_template_renders_the_goldens(self) -> None:
+        """The family's chat template gives the recorded prompts."""
+        if self.template is None or self.goldens is None:
+            pytest.skip("this model sets no template and goldens")
+        template = ChatTemplate(self.template.read_text(encoding="utf-8"), {})
+        cases = json.loads(self.goldens.read_text(encoding="utf-8"))
+        assert cases
+        for name, case in cases.items():
+            messages = normalise_messages(case["messages"], template)
+            rendered = template.render(messages, tools=case.get("tools"), kwargs=case.get("template_kwargs") or {})
+            assert rendered == case["prompt"], name

@@ -1,0 +1,129 @@
+"""The exactness matrix: however a reply is computed, it is the same reply.
+
+The oracle is each prompt alone, cold, in one prefill chunk, without drafts. Against it stand all combinations of
+greedy and seeded picks, company, prefix cache, chunk size, drafting and pipelining.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.sampling.params import GREEDY, SamplingParams
+from dgpp_core.testing.world import Reply, World
+
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=20_26)
+COMPANY = (0, 1, 3, 7)
+
+MakeWorld = Callable[[EngineSettings, int], World]
+"""Settings and lag to a fresh world."""
+
+
+class Axes(msgspec.Struct, frozen=True, kw_only=True):
+    """What is varied. ``chunks``: prefill budgets, 0 is the whole prompt; ``depths``: draft depth, 0 is off."""
+
+    chunks: Sequence[int] = (16, 64, 0)
+    depths: Sequence[int] = (0,)
+    lags: Sequence[int] = (0,)
+    company: Sequence[int] = COMPANY
+    max_tokens: int = 24
+    block_tokens: int = 16
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A reply that came out otherwise: how it was computed, and the first step that differs."""
+
+    case: str
+    step: int
+    found: Sequence[int]
+    expected: Sequence[int]
+
+
+class MatrixReport(msgspec.Struct, frozen=True):
+    """The outcome: replies compared, and counters that show that the cases took place."""
+
+    compared: int
+    differences: Sequence[Difference]
+    hits: int
+    evictions: int
+    accepted: int
+
+
+def settings_for(axes: Axes, chunk: int, depth: int, longest: int, **changes: Any) -> EngineSettings:
+    """Engine settings of one cell; the pool holds eight requests of the longest prompt."""
+    rows = longest + axes.max_tokens + 3 * (depth + 1)
+    blocks = -(-rows // axes.block_tokens) * (max(axes.company) + 1)
+    values: dict[str, Any] = {
+        "max_concurrency": max(axes.company) + 1, "block_tokens": axes.block_tokens,
+        "kv_capacity": blocks * axes.block_tokens, "prefill_budget_tokens": chunk, "mtp": depth > 0,
+        "mtp_depth": max(1, depth), "prefix_cache_gib": 0.02,
+    }  # fmt: skip
+    return EngineSettings(**(values | changes))
+
+
+def exactness_matrix(make: MakeWorld, prompts: Sequence[Sequence[int]], axes: Axes) -> MatrixReport:
+    """Run every cell.
+
+    Args:
+        make: builds a world of the model under test.
+        prompts: at least ``max(axes.company) + 1``, of different lengths.
+    """
+    longest = max(map(len, prompts))
+    oracle_world = make(settings_for(axes, 0, 0, longest, prefix_cache_gib=0.0), 0)
+    oracle: dict[tuple[int, bool], list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        for seeded in (False, True):
+            params = SEEDED if seeded else GREEDY
+            oracle[number, seeded] = oracle_world.reply(prompt, axes.max_tokens, params=params).tokens
+    compared, differences, hits, evictions, accepted = 0, [], 0, 0, 0
+    for chunk, depth, lag in itertools.product(axes.chunks, axes.depths, axes.lags):
+        for evicting in (False, True):
+            room = {"kv_capacity": _one_request(axes, depth, longest)} if evicting else {}
+            world = make(settings_for(axes, chunk, depth, longest, **room), lag)
+            for case, number, seeded, reply in _cell(world, prompts, axes, evicting):
+                compared += 1
+                name = f"chunk {chunk}, depth {depth}, lag {lag}, {case}"
+                differences += _difference(name, reply, oracle[number, seeded])
+            stats = world.scheduler.stats()
+            hits, evictions = hits + stats.cache_hits, evictions + stats.cache_evictions
+            accepted += stats.draft_accepted
+    return MatrixReport(compared, differences, hits, evictions, accepted)
+
+
+def _one_request(axes: Axes, depth: int, longest: int) -> int:
+    rows = longest + axes.max_tokens + 3 * (depth + 1)
+    return (-(-rows // axes.block_tokens) + 1) * axes.block_tokens
+
+
+def _cell(
+    world: World, prompts: Sequence[Sequence[int]], axes: Axes, evicting: bool
+) -> Iterator[tuple[str, int, bool, Reply]]:
+    """Case, prompt number, whether seeded, and the reply."""
+    if evicting:
+        # A pool for one request: every prompt evicts the one before, and comes back to be computed again.
+        for turn, (number, prompt) in itertools.product(range(2), list(enumerate(prompts))[:3]):
+            reply = world.reply(prompt, axes.max_tokens)
+            yield f"evicted and recomputed, turn {turn}, prompt {number}", number, False, reply
+        return
+    for seeded, others in itertools.product((False, True), axes.company):
+        params = SEEDED if seeded else GREEDY
+        for state in ("cold", "hit"):
+            batch = {
+                number: world.submit(prompts[number], axes.max_tokens, params=params, use_cache=state == "hit")
+                for number in range(others + 1)
+            }
+            replies = world.run()
+            for number, request in batch.items():
+                yield f"seeded {seeded}, with {others}, {state}, prompt {number}", number, seeded, replies[request]
+
+
+def _difference(case: str, reply: Reply, expected: list[int]) -> list[Difference]:
+    if reply.tokens == expected:
+        return []
+    pairs = enumerate(itertools.zip_longest(reply.tokens, expected))
+    step = next(i for i, (found, wanted) in pairs if found != wanted)
+    return [Difference(case, step, reply.tokens, expected)]
