@@ -1,0 +1,59 @@
+"""dgpp-llama keeps the contract, and computes what transformers computes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from dgpp_llama.config import SPECS, read_config
+from torch import Tensor
+
+from dgpp_core.api import ConfigError
+from dgpp_core.testing import ModelConformance
+
+TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat_templates"
+
+
+class TestSmolLM2(ModelConformance):
+    """Every check of the kit, on the tiny config."""
+
+    model = "smollm2"
+
+    def reference(self, weights: Mapping[str, Tensor], config: Mapping[str, Any], tokens: Sequence[int]) -> Tensor:
+        """The same checkpoint in transformers, without a cache."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        model = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="eager")).eval()
+        model.load_state_dict(dict(weights), strict=False)
+        with torch.inference_mode():
+            return model(torch.tensor([list(tokens)])).logits[0]
+
+
+class TestTied(TestSmolLM2):
+    """The tied head of the real model: what it changes is the forward and the plan, not the scheduling."""
+
+    test_exactness_matrix = None
+    test_a_pipelined_engine_gives_the_same_replies = None
+
+    @classmethod
+    def host(cls) -> Any:
+        """The installed plugin, with one field of its tiny config changed."""
+        host = super().host()
+        raw = dict(SPECS[0].tiny_config) | {"tie_word_embeddings": True}
+        host.model("smollm2").spec = msgspec.structs.replace(SPECS[0], tiny_config=raw)
+        return host
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", "64"), ("vocab_size", 0), ("num_key_value_heads", 3), ("hidden_act", "gelu"),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 4}), ("num_hidden_layers", None), ("attention_bias", True),
+    ],
+)  # fmt: skip
+def test_a_config_it_cannot_serve_is_refused_by_field(field: str, value: object) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_config(dict(SPECS[0].tiny_config) | {field: value})
+    assert field.split("_")[0] in str(refused.value)
