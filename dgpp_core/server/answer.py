@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +17,8 @@ from dgpp_core.server.replies import Collected, Head, collect
 from dgpp_core.server.service import Exchange
 from dgpp_core.server.sse import DONE, KEEP_ALIVE, error_event
 from dgpp_core.text.tokenizer import Tokenizer
+
+log = logging.getLogger("dgpp.server")
 
 Result = TypeVar("Result")
 WholeBody = Callable[[Head, Job, Sequence[Collected], Usage, Tokenizer], msgspec.Struct]
@@ -59,6 +62,10 @@ class EventStream:
         except RequestError as error:
             await _body(send, error_event(error), more=False)
             return
+        except Exception as error:  # the status is out already: a cut stream would not say that it is one
+            log.error("the stream %s failed", self._exchange.head.id, exc_info=error)
+            await _body(send, error_event(internal_error()), more=False)
+            return
         generation = self._exchange.generation
         tail = self._encoder.usage(generation.usage) if generation.job.include_usage else b""
         await _body(send, tail + DONE, more=False)
@@ -87,6 +94,11 @@ async def whole_body(exchange: Exchange, body: WholeBody, tokenizer: Tokenizer, 
 
 async def _gather(exchange: Exchange) -> list[Event]:
     return [event async for batch in exchange.batches() for event in batch]
+
+
+def internal_error() -> RequestError:
+    """What a client may know of a fault of ours."""
+    return RequestError("the server failed on this request; its log says why", status=500)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:

@@ -14,7 +14,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from dgpp_core.api.errors import RequestError
-from dgpp_core.server.answer import Encoder, EventStream, WholeBody, whole_body
+from dgpp_core.server.answer import Encoder, EventStream, WholeBody, internal_error, whole_body
 from dgpp_core.server.job import Job, model_not_found
 from dgpp_core.server.metrics import OPENMETRICS_TYPE, PROMETHEUS_TYPE, json_metrics, prometheus_text
 from dgpp_core.server.models import ModelList, health, model_object
@@ -157,4 +157,4 @@ def _on_http(request: Incoming, error: HTTPException) -> Response[bytes]:
 
 def _on_exception(request: Incoming, error: Exception) -> Response[bytes]:
     log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
-    return _on_request_error(request, RequestError("the server failed on this request; its log says why", status=500))
+    return _on_request_error(request, internal_error())

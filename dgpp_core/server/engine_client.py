@@ -76,7 +76,6 @@ class EngineClient:
         self.ready = ready
         self.capacity = capacity
         self.stats = Stats()
-        self.stats_received = 0
         self.refusal: RequestError | None = None
         self.failure: str | None = None
 
@@ -135,7 +134,6 @@ class EngineClient:
                     inbox.put(ending)
         elif isinstance(message, Beat):
             self.stats = message.stats
-            self.stats_received += 1
 
     def drain(self) -> None:
         """Take no new requests; those in the engine go on."""

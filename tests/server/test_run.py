@@ -84,12 +84,14 @@ def test_running_streams_end_with_an_error_object(checkpoint: Path, tmp_path: Pa
 
 
 def test_second_signal_is_immediate(checkpoint: Path, tmp_path: Path) -> None:
-    with started(checkpoint, tmp_path, LONG) as (process, url):
-        with httpx.stream("POST", url + "/v1/chat/completions", json=REQUEST, timeout=30) as stream:
-            assert next(stream.iter_lines())
-            process.send_signal(signal.SIGINT)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 2
+    with (
+        started(checkpoint, tmp_path, LONG) as (process, url),
+        httpx.stream("POST", url + "/v1/chat/completions", json=REQUEST, timeout=30) as stream,
+    ):
+        assert next(stream.iter_lines())
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 2
 
 
 def test_killed_engine_ends_the_service_with_its_reason(checkpoint: Path, tmp_path: Path) -> None:

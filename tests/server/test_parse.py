@@ -1,0 +1,71 @@
+"""Bodies to fields, without HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dgpp_core.api.errors import RequestError
+from dgpp_core.server.parse import MAX_NESTING, parse_body, read_fields, shorten
+from dgpp_core.server.requests import CHECK_ORDER, ChatRequest, CompletionRequest, GenerationRequest
+
+
+def refused(body: bytes) -> RequestError:
+    with pytest.raises(RequestError) as raised:
+        read_fields(parse_body(body), ChatRequest)
+    return raised.value
+
+
+def test_every_field_is_checked() -> None:
+    names = set(ChatRequest.__struct_fields__) | set(CompletionRequest.__struct_fields__)
+    assert names == set(CHECK_ORDER)
+    assert len(set(CHECK_ORDER)) == len(CHECK_ORDER)
+    assert set(GenerationRequest.__struct_fields__) < names
+
+
+def test_the_first_failure_answers_whatever_the_order() -> None:
+    for body in (
+        b'{"model":"m","top_p":9,"seed":"x","messages":3}',
+        b'{"messages":3,"seed":"x","top_p":9,"model":"m"}',
+    ):
+        assert refused(body).param == "top_p"
+
+
+@pytest.mark.parametrize("levels", [MAX_NESTING, MAX_NESTING + 1])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_nesting(levels: int, opening: str, closing: str) -> None:
+    body = '{"x":' + opening * (levels - 1) + "0" + closing * (levels - 1) + "}"
+    if levels <= MAX_NESTING:
+        assert "x" in parse_body(body.encode())
+    else:
+        error = refused(body.encode())
+        assert error.param == "body"
+        assert str(MAX_NESTING) in error.what
+
+
+def test_brackets_in_strings_are_not_nesting() -> None:
+    assert parse_body(b'{"x":"' + b"[{" * 1000 + b'"}')["x"] == "[{" * 1000
+
+
+@pytest.mark.parametrize("body", [b'{"a":{"b":1,"b":2}}', b'{"a":[{"b":1,"\\u0062":2}]}'])
+def test_repeated_keys_at_any_level(body: bytes) -> None:
+    assert (refused(body).param, refused(body).code) == ("b", "invalid_parameter")
+
+
+def test_null_is_omitted_where_it_may_be() -> None:
+    fields = {name: None for name in CHECK_ORDER if name not in ("model", "messages", "prompt")}
+    own: dict[str, Any] = {"ignore_eos": False, "prefix_cache": True, "sse_ping_interval": 5}
+    request = read_fields({"model": "m", "messages": [{}]} | fields | own, ChatRequest)
+    assert request == read_fields({"model": "m", "messages": [{}]} | own, ChatRequest)
+
+
+def test_surrogates() -> None:
+    assert parse_body(b'{"x":"\\ud83d\\ude00"}') == {"x": "\U0001f600"}
+    for half in (b"\\ud83d", b"\\uDE00", b"\\ude00\\ud83d"):
+        assert refused(b'{"x":"' + half + b'"}').param == "body"
+
+
+def test_long_values_are_shortened() -> None:
+    assert shorten("x" * 100) == '"' + "x" * 56 + "..."
+    assert shorten({"a": 1}) == '{"a": 1}'

@@ -1,0 +1,88 @@
+"""What a request may set in the chat template, for each kind of template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dgpp_core.api.errors import RequestError
+from dgpp_core.server.reasoning import EFFORTS, effort_mapping, template_variables
+
+KINDS: dict[str, tuple[set[str], tuple[str, ...]]] = {
+    "none": (set(), ()),
+    "switch": ({"enable_thinking", "clear_thinking"}, ("enable_thinking",)),
+    "effort": ({"reasoning_effort"}, ()),
+    "both": ({"reasoning_effort", "thinking"}, ("thinking",)),
+}
+
+
+def resolve(kind: str, effort: str | None = None, **kwargs: Any) -> dict[str, Any]:
+    variables, switches = KINDS[kind]
+    mapping = effort_mapping(variables, switches)
+    return template_variables(effort, kwargs, efforts=mapping, variables=variables, switches=switches)
+
+
+def test_what_each_kind_offers() -> None:
+    assert effort_mapping(*KINDS["none"]) == {}
+    assert list(effort_mapping(*KINDS["switch"])) == list(EFFORTS)
+    assert list(effort_mapping(*KINDS["effort"])) == list(EFFORTS[1:])
+    assert list(effort_mapping(*KINDS["both"])) == list(EFFORTS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "effort", "kwargs", "expected"),
+    [
+        ("none", None, {}, {}),
+        ("none", None, {"enable_thinking": None}, {}),
+        ("switch", "none", {}, {"enable_thinking": False}),
+        ("switch", "low", {}, {"enable_thinking": True}),
+        ("switch", None, {"thinking": False}, {"enable_thinking": False}),
+        ("switch", None, {"thinking": True, "enable_thinking": True}, {"enable_thinking": True}),
+        ("switch", None, {"clear_thinking": False}, {"clear_thinking": False}),
+        ("effort", "max", {}, {"reasoning_effort": "high"}),
+        ("effort", None, {"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ("effort", "low", {"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ("both", "none", {"enable_thinking": False}, {"thinking": False}),
+        ("both", "medium", {"thinking": True}, {"thinking": True, "reasoning_effort": "medium"}),
+    ],
+)
+def test_settings(kind: str, effort: str | None, kwargs: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert resolve(kind, effort, **kwargs) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "effort", "kwargs", "param", "code"),
+    [
+        ("none", "low", {}, "reasoning_effort", "unsupported_reasoning_effort"),
+        ("none", "none", {}, "reasoning_effort", "unsupported_reasoning_effort"),
+        ("none", None, {"enable_thinking": False}, "chat_template_kwargs.enable_thinking", "unsupported_parameter"),
+        ("effort", "none", {}, "reasoning_effort", "unsupported_reasoning_effort"),
+        ("effort", None, {"thinking": True}, "chat_template_kwargs.thinking", "unsupported_parameter"),
+        ("effort", "low", {"reasoning_effort": "high"}, "chat_template_kwargs.reasoning_effort", None),
+        ("effort", None, {"reasoning_effort": 3}, "chat_template_kwargs.reasoning_effort",
+         "unsupported_reasoning_effort"),
+        ("switch", "none", {"thinking": True}, "chat_template_kwargs", None),
+        ("switch", "high", {"enable_thinking": False}, "chat_template_kwargs", None),
+        ("switch", None, {"enable_thinking": True, "thinking": False}, "chat_template_kwargs.thinking", None),
+        ("switch", None, {"enable_thinking": 1}, "chat_template_kwargs.enable_thinking", None),
+        ("switch", None, {"preserve_thinking": True}, "chat_template_kwargs.preserve_thinking",
+         "unsupported_parameter"),
+        ("switch", None, {"mood": "good"}, "chat_template_kwargs.mood", "unsupported_parameter"),
+    ],
+)  # fmt: skip
+def test_refusals(kind: str, effort: str | None, kwargs: dict[str, Any], param: str, code: str | None) -> None:
+    """A switch that changes nothing is refused, never a silent no-op; so is a contradiction."""
+    with pytest.raises(RequestError) as raised:
+        resolve(kind, effort, **kwargs)
+    assert (raised.value.status, raised.value.param, raised.value.code) == (400, param, code)
+
+
+def test_thinking_off_starts_in_the_answer(fake: Any) -> None:
+    """ai-dynamo/dynamo#8636: with thinking off the prompt closes it, and the reply is no reasoning."""
+    reply = fake.chat(chat_template_kwargs={"enable_thinking": False}).json()
+    assert reply["choices"][0]["message"] == {
+        "role": "assistant", "content": "Red, yellow and blue.", "refusal": None,
+    }  # fmt: skip
+    models = fake.openai().models.retrieve("fake")
+    assert models.reasoning["effort_mapping"]["none"] == {"enable_thinking": False}
