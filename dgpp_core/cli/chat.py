@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -84,8 +85,9 @@ def service(arguments: list[str]) -> Iterator[Client]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     line = [sys.executable, "-m", "dgpp_core.cli", "serve", *arguments, f"--port={port}", "--host=127.0.0.1"]
+    quiet = {"DGPP_LOG_LEVEL": "warn", **os.environ}
     # A session of its own keeps Ctrl-C, which stops a reply, from stopping the service.
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=quiet, start_new_session=True)
     try:
         assert process.stdout is not None
         if not any(line.startswith("READY") for line in process.stdout):

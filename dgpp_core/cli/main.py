@@ -35,8 +35,8 @@ Examples:
 Exit codes:
   0    done, or an orderly stop
   1    refused: a plan that does not fit, a damaged checkpoint, a broken plugin
-  2    a wrong command line, or a malformed configuration
-  3    the engine failed while it was serving
+  2    a wrong command line or a malformed configuration; serve: also an engine that failed while serving
+  3    the engine failed elsewhere
   130  interrupted with Ctrl-C
 
 \b

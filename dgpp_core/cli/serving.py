@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from dgpp_core.api.errors import CheckpointError, ConfigError
-from dgpp_core.checkpoint.config_json import CONFIG, read_model_config
+from dgpp_core.api.spec import ModelConfig
+from dgpp_core.checkpoint.config_json import CONFIG, read_config, read_model_config
 from dgpp_core.config.resolve import Resolved, default_deployment, resolve
 from dgpp_core.config.settings import read_deployment, without_effect
 from dgpp_core.config.site import Site, read_site
@@ -124,11 +125,15 @@ def checkpoint_folder(source: str, hub: Path | None) -> Path:
     return cached
 
 
-def model_config(chosen: Chosen) -> Mapping[str, Any]:
-    """config.json of what would be served: the checkpoint's, or the model's own where its default is served."""
+def model_config(chosen: Chosen) -> ModelConfig:
+    """The config of what would be served: the checkpoint's, or the model's own where its default is served."""
     if chosen.source is None:
-        return chosen.model.spec.full_config
-    return read_model_config(checkpoint_folder(chosen.source, chosen.hub))
+        return chosen.model.read_config(chosen.model.spec.full_config)
+    return _config_in(checkpoint_folder(chosen.source, chosen.hub), chosen.model)
+
+
+def _config_in(folder: Path, model: LoadedModel) -> ModelConfig:
+    return read_config(folder, model.read_config, model.spec.full_config)
 
 
 def device_kind(name: str) -> DeviceKind:
@@ -155,7 +160,7 @@ def plan_of(chosen: Chosen, available: int | None) -> Plan:
     from dgpp_core.engine.plan import make_plan
 
     model, settings, world = chosen.model, chosen.resolved.engine, chosen.resolved.world
-    config = model.read_config(model_config(chosen))
+    config = model_config(chosen)
     groups, kind = model.groups(config, world), device_kind(chosen.resolved.device)
     return make_plan(
         table=model.bindings(config),
@@ -224,7 +229,7 @@ def serve_options(chosen: Chosen, folder: Path, sampling: SamplingOverrides, see
         checkpoint=str(folder),
         settings=msgspec.json.encode(settings),
         dialect=model.dialect(),
-        config_eos=model.read_config(read_model_config(folder)).eos_ids,
+        config_eos=_config_in(folder, model).eos_ids,
         slots=settings.max_concurrency,
         queue_limit=settings.queue_limit,
         max_connections=settings.max_connections,

@@ -104,8 +104,9 @@ def _cell(
 ) -> Iterator[tuple[str, int, bool, Reply]]:
     """Case, prompt number, whether seeded, and the reply."""
     if evicting:
-        # A pool for one request: every prompt evicts the one before, and comes back to be computed again.
-        for turn, (number, prompt) in itertools.product(range(2), list(enumerate(prompts))[:3]):
+        # A pool for one request: every long prompt evicts the one before, and comes back to be computed again.
+        longest = sorted(enumerate(prompts), key=lambda item: -len(item[1]))[:3]
+        for turn, (number, prompt) in itertools.product(range(2), longest):
             reply = world.reply(prompt, axes.max_tokens)
             yield f"evicted and recomputed, turn {turn}, prompt {number}", number, False, reply
         return
