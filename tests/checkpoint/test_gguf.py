@@ -56,7 +56,7 @@ def progress() -> list[tuple[str, int, int]]:
 
 @pytest.fixture(scope="module")
 def converted(
-    toy: ModelSpec, source: Path, progress: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
+    spec: ModelSpec, source: Path, progress: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     package = PackagedCheckpoint(distribution=PACKAGE, version=VERSION, suffix=source.name, sha256=SHA256)
     smollm2 = msgspec.structs.replace(spec, name="smollm2", package=package)
