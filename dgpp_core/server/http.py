@@ -47,6 +47,7 @@ def http_server(app: ASGIApp, *, max_connections: int, drain_s: float) -> Server
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(drain_s),

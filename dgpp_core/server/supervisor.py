@@ -141,8 +141,7 @@ async def serve(
     """As `run`, in a running loop, with everything from outside as arguments."""
     async with engine_process(worker_module, worker_arguments, outside.clock) as engine:
         ready = await _start(engine, options, stopping)
-        if ready is None:
-            await engine.leave(force=False)
+        if ready is None:  # an engine that loads does not listen: it is ended with the block
             return 0
         client = EngineClient(engine.send, ready, capacity=options.slots + options.queue_limit)
         engine.on_message = client.receive

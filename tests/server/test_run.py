@@ -47,6 +47,9 @@ def started(folder: Path, scratch: Path, script: FakeScript) -> Iterator[tuple[s
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
+            if script.load_ms:  # do not wait for it
+                yield process, ""
+                return
             assert select.select([process.stdout], [], [], 30)[0]
             ready = process.stdout.readline()
             assert ready.startswith("READY http://127.0.0.1:"), ready
@@ -113,6 +116,14 @@ def test_engine_goes_when_the_front_end_is_killed(checkpoint: Path, tmp_path: Pa
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_signal_while_the_engine_loads(checkpoint: Path, tmp_path: Path, wait_for: Any) -> None:
+    with started(checkpoint, tmp_path, FakeScript(load_ms=60_000)) as (process, _):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_for(lambda: bool(children.read_text()))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
 
 
 def test_port_in_use(checkpoint: Path, tmp_path: Path) -> None:
