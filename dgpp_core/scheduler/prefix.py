@@ -8,6 +8,7 @@ node nobody uses has no used node below it, and every unused node can be evicted
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 
 from dgpp_core.scheduler.blocks import BlockPool
@@ -16,7 +17,7 @@ EVICTED_KEPT = 256
 
 
 class Node:
-    """One full block of a known prefix."""
+    """One full block of a known prefix; without a parent once it is evicted."""
 
     __slots__ = ("arena", "block", "children", "key", "parent", "users")
 
@@ -55,17 +56,24 @@ class PrefixIndex:
         """Arena slots that hold a snapshot, those of unfinished prompts included."""
         return self._arenas - len(self._free_arenas)
 
-    def match(self, ids: array[int], tokens: int) -> list[Node]:
-        """The longest known chain of full blocks within the first ``tokens`` ids."""
-        chain: list[Node] = []
-        node = self._root
-        for at in range(tokens // self._block_tokens):
-            child = node.children.get(self._key(ids, at))
+    def key(self, ids: array[int], at: int) -> bytes:
+        """The token ids of block ``at``, as a node is found by."""
+        return ids[at * self._block_tokens : (at + 1) * self._block_tokens].tobytes()
+
+    def match(self, ids: array[int], tokens: int, chain: list[Node]) -> None:
+        """Make ``chain`` the longest known chain of full blocks within the first ``tokens`` ids.
+
+        ``chain`` is what an earlier call for the same ids made of it, or empty: only what changed since costs time.
+        """
+        while chain and chain[-1].parent is None:
+            chain.pop()
+        node = chain[-1] if chain else self._root
+        for at in range(len(chain), tokens // self._block_tokens):
+            child = node.children.get(self.key(ids, at))
             if child is None:
                 break
             chain.append(child)
             node = child
-        return chain
 
     def usable(self, chain: list[Node]) -> list[Node]:
         """The part of a chain that every state group can serve: up to its deepest snapshot where one is needed."""
@@ -76,7 +84,11 @@ class PrefixIndex:
 
     def was_evicted(self, ids: array[int]) -> bool:
         """Whether the first block of ``ids`` was known lately; for messages only."""
-        return self._key(ids, 0) in self._gone
+        return self.key(ids, 0) in self._gone
+
+    def idle_in(self, chain: list[Node]) -> int:
+        """Nodes of a chain that no request uses: they are the last ones."""
+        return len(chain) - bisect_left(chain, True, key=lambda node: node.users == 0)
 
     def attach(self, chain: list[Node]) -> None:
         """One more request uses these nodes."""
@@ -93,7 +105,7 @@ class PrefixIndex:
         that is not.
         """
         for at in range(len(chain), count):
-            parent, key = chain[-1] if chain else self._root, self._key(ids, at)
+            parent, key = chain[-1] if chain else self._root, self.key(ids, at)
             if key in parent.children:
                 return
             node = self._add(parent, key, blocks[at])
@@ -110,7 +122,7 @@ class PrefixIndex:
         """
         path = list(chain)
         for at in range(len(chain), count):
-            parent, key = path[-1] if path else self._root, self._key(ids, at)
+            parent, key = path[-1] if path else self._root, self.key(ids, at)
             node = parent.children.get(key)
             if node is None:
                 node = self._add(parent, key, blocks[at])
@@ -155,9 +167,6 @@ class PrefixIndex:
             self._snapshots[node] = None
         self._snapshots.move_to_end(node)
 
-    def _key(self, ids: array[int], at: int) -> bytes:
-        return ids[at * self._block_tokens : (at + 1) * self._block_tokens].tobytes()
-
     def _add(self, parent: Node, key: bytes, block: int) -> Node:
         node = parent.children[key] = Node(parent, key, block)
         self.size += 1
@@ -172,6 +181,7 @@ class PrefixIndex:
             if len(self._gone) > EVICTED_KEPT:
                 self._gone.popitem(last=False)
         del parent.children[node.key]
+        node.parent = None
         if node.arena >= 0:
             self._drop_snapshot(node)
         self._pool.give((node.block,))

@@ -6,7 +6,7 @@ from array import array
 
 import msgspec
 
-from dgpp_core.scheduler.messages import Submit
+from dgpp_core.scheduler.messages import PrefillProgress, Reason, Submit
 from dgpp_core.scheduler.prefix import Node
 
 
@@ -16,6 +16,8 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     Attributes:
         order: arrival number; older is smaller.
         ids: the prompt and every token committed so far.
+        known: nodes of the prefix index that match, while queued.
+        awaited: while queued, a prompt in progress, the tick it was admitted in, and how far to wait for it.
         passed: younger requests admitted before this one while it waited.
         cached_tokens: where the first admission attached to the prefix cache; -1 before it.
         admitted: tick of this admission; -1 while queued. Results of steps from before it are void.
@@ -33,6 +35,8 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     submit: Submit
     order: int
     ids: array[int]
+    known: list[Node] = []
+    awaited: tuple[Request, int, int] | None = None
     passed: int = 0
     cached_tokens: int = -1
     slot: int = -1
@@ -72,12 +76,31 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
         """Rows in the state that hold known tokens: the newest token's row is written by the step after it."""
         return len(self.ids) - 1 if len(self.ids) > self.base else self.computed
 
+    def until_ending(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Reason | None]:
+        """The next tokens that count, and why the request ends with the last of them, if it does."""
+        for at, token in enumerate(tokens, 1):
+            if token in self.submit.eos_ids:
+                return tokens[:at], "eos"
+            if at == self.left:
+                return tokens[:at], "length"
+        return tokens, None
+
+    def progress(self) -> PrefillProgress:
+        """How far the prompt is."""
+        return PrefillProgress(
+            id=self.submit.id,
+            slot=self.slot,
+            prompt_tokens=self.prompt_tokens,
+            processed_tokens=self.computed,
+            cached_tokens=self.cached_tokens,
+        )
+
     def hold(self, *, slot: int, tick: int, chain: list[Node], blocks: list[int], cached: int) -> None:
         """Admission: take a slot and a block table of which ``cached`` tokens are there."""
         self.slot, self.admitted = slot, tick
         self.base, self.computed, self.published = len(self.ids), cached, cached
-        self.chain, self.blocks, self.snapshots = chain, blocks, []
-        self.outstanding = self.unread = 0
+        self.chain, self.blocks = chain, blocks
+        self.known, self.awaited = [], None
 
     def drop(self) -> None:
         """The slot and everything that hung on it is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from typing import Literal
@@ -47,15 +48,15 @@ class Residency:
         None, and nothing changes, where blocks are short or one of ``prefilling`` is about to publish what would
         otherwise be computed twice: the choices of one request, conversations with one system prompt.
         """
-        limits = self._limits
+        limits, known = self._limits, request.known
         cacheable = self._cacheable(request)
-        known = self.index.match(request.ids, len(request.ids) - 1) if cacheable else []
+        if cacheable:
+            if self._waits(request, prefilling):
+                return None
+            self.index.match(request.ids, len(request.ids) - 1, known)
         chain = self.index.usable(known)
-        if cacheable and any(self._shares(request, len(chain), other) for other in prefilling):
-            return None
         need = limits.blocks_for(self._reservation(request)) - len(chain)
-        idle = self.index.idle - sum(node.users == 0 for node in chain)
-        if need > self.pool.free + idle:
+        if need > self.pool.free + self.index.idle - self.index.idle_in(chain):
             return None
         self.index.attach(chain)
         self.index.reclaim(need)
@@ -63,7 +64,7 @@ class Residency:
         if request.cached_tokens < 0:
             request.cached_tokens = cached
             if cacheable:
-                self._count(request, tick, cached, known)
+                self._count(request, tick, cached)
         blocks = [node.block for node in chain] + self.pool.take(need)
         request.hold(slot=heapq.heappop(self.slots), tick=tick, chain=chain, blocks=blocks, cached=cached)
         request.cuts = self._cuts(request) if cacheable and limits.needs_snapshot else ()
@@ -142,17 +143,39 @@ class Residency:
     def _cacheable(self, request: Request) -> bool:
         return self._limits.cache_on and request.submit.use_cache
 
-    def _shares(self, request: Request, attached: int, other: Request) -> bool:
-        """Whether ``other`` will publish a prefix of ``request`` that is longer than ``attached`` blocks."""
+    def _waits(self, request: Request, prefilling: Iterable[Request]) -> bool:
+        """Whether a prompt in progress will publish a prefix of this request."""
+        if request.awaited is not None:
+            other, admitted, end = request.awaited
+            if other.admitted == admitted and other.published < end:
+                return True
+            request.awaited = None
+        for other in prefilling:
+            end = self._shared_end(request, other)
+            if end:
+                request.awaited = (other, other.admitted, end)
+                return True
+        return False
+
+    def _shared_end(self, request: Request, other: Request) -> int:
+        """The last position up to which ``other`` will publish a prefix of ``request``; 0 for none."""
         if not self._cacheable(other):
-            return False
-        size = self._limits.block_tokens
-        ends = other.cuts if self._limits.needs_snapshot else ((attached + 1) * size,)
-        return any(
-            max(other.published, attached * size) < end <= min(other.base, len(request.ids) - 1)
-            and request.ids[:end] == other.ids[:end]
-            for end in ends
-        )
+            return 0
+        size, key = self._limits.block_tokens, self.index.key
+        ends = other.cuts if self._limits.needs_snapshot else range(size, other.base + 1, size)
+        due = ends[bisect_right(ends, other.published) :]
+        limit = (len(request.ids) - 1) // size
+        # The block before the next end tells almost all prompts apart, before the whole prefix is compared.
+        if (
+            not due
+            or due[0] > limit * size
+            or key(request.ids, due[0] // size - 1) != key(other.ids, due[0] // size - 1)
+        ):
+            return 0
+        blocks = range(min(limit, due[-1] // size))
+        common = next((at for at in blocks if key(request.ids, at) != key(other.ids, at)), len(blocks)) * size
+        reached = bisect_right(due, common)
+        return due[reached - 1] if reached else 0
 
     def _reservation(self, request: Request) -> int:
         """Rows reserved at admission."""
@@ -180,10 +203,11 @@ class Residency:
         """The node of the request's first ``depth`` blocks, its own or another's."""
         if len(request.chain) >= depth:
             return request.chain[depth - 1]
-        known = self.index.match(request.ids, depth * self._limits.block_tokens)
+        known: list[Node] = []
+        self.index.match(request.ids, depth * self._limits.block_tokens, known)
         return known[-1] if len(known) == depth else None
 
-    def _count(self, request: Request, tick: int, cached: int, known: list[Node]) -> None:
+    def _count(self, request: Request, tick: int, cached: int) -> None:
         if cached:
             self.hits += 1
             self.saved += cached
@@ -191,7 +215,7 @@ class Residency:
         reason: MissReason = "never seen"
         if len(request.ids) <= self._limits.block_tokens:
             reason = "below a block"
-        elif known:
+        elif request.known:
             reason = "no snapshot"
         elif self.index.was_evicted(request.ids):
             reason = "evicted"

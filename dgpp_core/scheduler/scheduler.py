@@ -18,7 +18,7 @@ from dgpp_core.engine.operations import Decode, Operation, Prefill, SlotResult, 
 from dgpp_core.scheduler.counters import Counters
 from dgpp_core.scheduler.door import refusal
 from dgpp_core.scheduler.limits import Limits
-from dgpp_core.scheduler.messages import Ending, PrefillProgress, Reason, Stats, Submit, Update
+from dgpp_core.scheduler.messages import Ending, Reason, Stats, Submit, Update
 from dgpp_core.scheduler.request import Request
 from dgpp_core.scheduler.residency import Miss, Residency
 
@@ -137,7 +137,7 @@ class Scheduler:
             cache_misses=held.missed,
             cache_tokens_saved=held.saved,
             cache_evictions=held.index.evictions,
-            prefills=tuple(_progress(request) for request in prefilling),
+            prefills=tuple(request.progress() for request in prefilling),
             **msgspec.structs.asdict(self._counters),
         )
 
@@ -186,7 +186,7 @@ class Scheduler:
             )
         request.outstanding -= 1
         request.unread -= step.most
-        tokens, reason = _until_ending(request, answer.tokens)
+        tokens, reason = request.until_ending(answer.tokens)
         if len(request.ids) == request.prompt_tokens:
             self._counters.prefilled(request.prompt_tokens)
         request.ids.extend(tokens)
@@ -310,23 +310,3 @@ class Scheduler:
 
 def _order(request: Request) -> int:
     return request.order
-
-
-def _until_ending(request: Request, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Reason | None]:
-    """The tokens that count, and why the request ends with the last of them, if it does."""
-    for at, token in enumerate(tokens, 1):
-        if token in request.submit.eos_ids:
-            return tokens[:at], "eos"
-        if at == request.left:
-            return tokens[:at], "length"
-    return tokens, None
-
-
-def _progress(request: Request) -> PrefillProgress:
-    return PrefillProgress(
-        id=request.submit.id,
-        slot=request.slot,
-        prompt_tokens=request.prompt_tokens,
-        processed_tokens=request.computed,
-        cached_tokens=request.cached_tokens,
-    )

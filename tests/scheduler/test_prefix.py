@@ -26,7 +26,13 @@ class Fixture:
 
     def known(self, *tokens: int) -> int:
         """Tokens of a prompt that are known."""
-        return len(self.index.match(ids(*tokens), len(tokens))) * SIZE
+        return len(self.match(*tokens)) * SIZE
+
+    def match(self, *tokens: int) -> list[Node]:
+        """The known chain of a prompt."""
+        chain: list[Node] = []
+        self.index.match(ids(*tokens), len(tokens), chain)
+        return chain
 
 
 def test_only_whole_blocks_of_exactly_these_ids_match() -> None:
@@ -80,7 +86,7 @@ def test_what_a_request_uses_is_not_evicted() -> None:
     world = Fixture(blocks=4)
     world.leave(1, 2, 3, 4)
     world.leave(5, 6)
-    chain = world.index.match(ids(1, 2, 3, 4), 4)
+    chain = world.match(1, 2, 3, 4)
     world.index.attach(chain)
     assert not world.index.reclaim(3)
     assert world.index.reclaim(2)
@@ -106,10 +112,10 @@ def test_reuse_is_the_minimum_over_groups_down_to_nothing() -> None:
     world = Fixture(arenas=2, needs_snapshot=True)
     path = world.leave(1, 2, 3, 4, 5, 6)
     assert world.known(1, 2, 3, 4, 5, 6) == 6
-    assert world.index.usable(world.index.match(ids(1, 2, 3, 4, 5, 6), 6)) == []
+    assert world.index.usable(world.match(1, 2, 3, 4, 5, 6)) == []
     world.index.pin_snapshot(path[1], world.index.take_arena())
-    assert world.index.usable(world.index.match(ids(1, 2, 3, 4, 5, 6), 6)) == path[:2]
-    assert world.index.usable(world.index.match(ids(1, 2, 3, 9), 4)) == []
+    assert world.index.usable(world.match(1, 2, 3, 4, 5, 6)) == path[:2]
+    assert world.index.usable(world.match(1, 2, 3, 9)) == []
 
 
 def test_a_snapshot_dies_with_its_node() -> None:
@@ -158,3 +164,32 @@ def test_the_memory_of_evictions_is_bounded(count: int) -> None:
         world.leave(token, token)
     assert world.index.was_evicted(ids(count - 2, count - 2))
     assert not world.index.was_evicted(ids(0, 0))
+
+
+def test_a_chain_matched_before_follows_what_was_evicted_and_added_since() -> None:
+    world = Fixture(blocks=5)
+    world.leave(1, 2, 3, 4)
+    prompt, chain = ids(1, 2, 3, 4, 5, 6), []
+    world.index.match(prompt, 6, chain)
+    assert len(chain) == 2
+    world.leave(1, 2, 3, 4, 5, 6)
+    world.index.match(prompt, 6, chain)
+    assert chain == world.match(*prompt)
+    assert len(chain) == 3
+    for wanted, left in ((3, 2), (4, 1), (5, 0)):
+        world.index.reclaim(wanted)
+        world.index.match(prompt, 6, chain)
+        assert chain == world.match(*prompt)
+        assert len(chain) == left
+    world.leave(1, 2)
+    world.index.match(prompt, 6, chain)
+    assert chain == world.match(1, 2)
+
+
+def test_the_idle_end_of_a_chain_is_counted() -> None:
+    world = Fixture()
+    world.leave(1, 2, 3, 4, 5, 6)
+    chain = world.match(1, 2, 3, 4, 5, 6)
+    assert world.index.idle_in(chain) == 3
+    world.index.attach(chain[:2])
+    assert (world.index.idle_in(chain), world.index.idle_in(chain[:2]), world.index.idle_in([])) == (1, 0, 0)

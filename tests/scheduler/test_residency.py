@@ -83,6 +83,33 @@ class TestPreemption:
         assert [begin.request for begin in begun(world)].count(0) == 1
         assert list(world.endings) == [0, 1, 2]
 
+    def test_the_youngest_is_the_last_to_arrive_not_the_last_admitted(self) -> None:
+        world = SchedulerWorld(limits(blocks=12, admission="grow", admission_window=4, prefix_cache=False))
+        first = world.submit(range(16), 4)
+        world.tick()
+        older = world.submit(range(50, 78), 20)
+        younger = world.submit(range(80, 84), 40)
+        world.run()
+        world.verify()
+        order = [begin.request for begin in begun(world)]
+        assert order[:3] == [first, younger, older]
+        assert world.scheduler.stats().requests_preempted > 0
+        assert order.count(older) == 1
+
+    def test_a_preempted_request_takes_no_place_in_the_queue(self) -> None:
+        each = limits(blocks=14, admission="grow", admission_window=4, prefix_cache=False, queue=2)
+        world = SchedulerWorld(each)
+        world.submit(range(12), 24)
+        world.submit(range(50, 62), 24)
+        while not world.scheduler.stats().requests_preempted:
+            world.tick()
+        world.submit([1], 1)
+        world.submit([2], 1)
+        refused = world.submit([3], 1)
+        world.run()
+        world.verify()
+        assert [name for name, ending in world.endings.items() if ending.reason == "error"] == [refused]
+
     def test_a_preempted_request_is_passed_by_nobody(self) -> None:
         world = SchedulerWorld(limits(blocks=12, admission="grow", admission_window=4, prefix_cache=False))
         world.submit(range(8), 30)
@@ -217,16 +244,26 @@ class TestPrefixes:
         world.verify()
         assert world.endings[other].cached_tokens == 3 * 512
 
-    def test_choices_of_one_request_compute_their_prompt_once(self) -> None:
-        for recurrent in (False, True):
-            world = SchedulerWorld(limits(snapshots=4, needs_snapshot=recurrent, prefill_budget=8, blocks=200))
-            for _ in range(4):
-                world.submit(range(41), 5)
-            world.run()
-            world.verify()
-            stats = world.scheduler.stats()
-            assert stats.prompt_tokens_computed == 41 + 3
-            assert (stats.cache_hits, stats.cache_misses) == (3, 1)
+    @pytest.mark.parametrize("recurrent", [False, True])
+    @pytest.mark.parametrize("budget", [0, 8, 1])
+    def test_choices_of_one_request_compute_their_prompt_once(self, recurrent: bool, budget: int) -> None:
+        world = SchedulerWorld(limits(snapshots=4, needs_snapshot=recurrent, prefill_budget=budget, blocks=200))
+        names = [world.submit(range(41), 50) for _ in range(4)]
+        while not any(world.endings):
+            world.tick()
+        assert [begin.request for begin in begun(world)] == names, "they run together"
+        world.run()
+        world.verify()
+        stats = world.scheduler.stats()
+        assert stats.prompt_tokens_computed == 41 + 3
+        assert (stats.cache_hits, stats.cache_misses) == (3, 1)
+
+    def test_a_prefix_is_not_reused_in_the_tick_that_computes_it(self) -> None:
+        world = SchedulerWorld(limits())
+        world.submit(range(41), 5)
+        world.submit(range(41), 5)
+        assert [type(each).__name__ for each in world.tick().operations] == ["Begin", "Prefill"]
+        assert [type(each).__name__ for each in world.tick().operations] == ["Begin", "Prefill", "Decode"]
 
     def test_a_request_waits_for_no_prefix_that_it_may_not_use(self) -> None:
         world = SchedulerWorld(limits())
@@ -267,6 +304,31 @@ class TestPrefixes:
         world.run()
         world.verify()
         assert world.scheduler.stats().snapshots_in_use == held == 1
+
+    def test_the_snapshot_of_a_cancelled_prompt_frees_its_arena(self) -> None:
+        """Another request's block stands for the first tokens, so that the snapshot has no node to belong to yet."""
+        for ends in ("cancelled", "length"):
+            world = SchedulerWorld(limits(snapshots=2, needs_snapshot=True))
+            world.submit(range(9), 2)
+            world.run()
+            name = world.submit([*range(4), *range(50, 59)], 5)
+            world.tick()
+            assert world.scheduler.stats().snapshots_in_use == 2
+            if ends == "cancelled":
+                world.cancel(name)
+            world.run()
+            world.verify()
+            assert world.endings[name].reason == ends
+            assert world.scheduler.stats().snapshots_in_use == (1 if ends == "cancelled" else 2)
+
+    def test_a_cancelled_reply_is_not_kept_and_its_prompt_is(self) -> None:
+        world = SchedulerWorld(limits())
+        world.submit(range(9), 40)
+        for _ in range(20):
+            world.tick()
+        world.cancel(0)
+        world.run()
+        assert world.scheduler.stats().blocks_in_use == 2
 
     def test_the_memory_of_misses_is_bounded(self) -> None:
         world = SchedulerWorld(limits())
