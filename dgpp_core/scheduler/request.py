@@ -17,7 +17,6 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
         order: arrival number; older is smaller.
         ids: the prompt and every token committed so far.
         known: nodes of the prefix index that match, while queued.
-        awaited: while queued, a prompt in progress, the tick it was admitted in, and how far to wait for it.
         passed: younger requests admitted before this one while it waited.
         cached_tokens: where the first admission attached to the prefix cache; -1 before it.
         admitted: tick of this admission; -1 while queued. Results of steps from before it are void.
@@ -36,7 +35,6 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     order: int
     ids: array[int]
     known: list[Node] = []
-    awaited: tuple[Request, int, int] | None = None
     passed: int = 0
     cached_tokens: int = -1
     slot: int = -1
@@ -100,7 +98,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
         self.slot, self.admitted = slot, tick
         self.base, self.computed, self.published = len(self.ids), cached, cached
         self.chain, self.blocks = chain, blocks
-        self.known, self.awaited = [], None
+        self.known = []
 
     def drop(self) -> None:
         """The slot and everything that hung on it is gone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from typing import Literal
@@ -51,10 +50,10 @@ class Residency:
         limits, known = self._limits, request.known
         cacheable = self._cacheable(request)
         if cacheable:
-            if self._waits(request, prefilling):
-                return None
             self.index.match(request.ids, len(request.ids) - 1, known)
         chain = self.index.usable(known)
+        if cacheable and any(self._shares(request, len(chain), other) for other in prefilling):
+            return None
         need = limits.blocks_for(self._reservation(request)) - len(chain)
         if need > self.pool.free + self.index.idle - self.index.idle_in(chain):
             return None
@@ -143,39 +142,19 @@ class Residency:
     def _cacheable(self, request: Request) -> bool:
         return self._limits.cache_on and request.submit.use_cache
 
-    def _waits(self, request: Request, prefilling: Iterable[Request]) -> bool:
-        """Whether a prompt in progress will publish a prefix of this request."""
-        if request.awaited is not None:
-            other, admitted, end = request.awaited
-            if other.admitted == admitted and other.published < end:
-                return True
-            request.awaited = None
-        for other in prefilling:
-            end = self._shared_end(request, other)
-            if end:
-                request.awaited = (other, other.admitted, end)
-                return True
-        return False
-
-    def _shared_end(self, request: Request, other: Request) -> int:
-        """The last position up to which ``other`` will publish a prefix of ``request``; 0 for none."""
+    def _shares(self, request: Request, attached: int, other: Request) -> bool:
+        """Whether ``other`` will publish a prefix of ``request`` that is longer than ``attached`` blocks."""
         if not self._cacheable(other):
-            return 0
+            return False
         size, key = self._limits.block_tokens, self.index.key
-        ends = other.cuts if self._limits.needs_snapshot else range(size, other.base + 1, size)
-        due = ends[bisect_right(ends, other.published) :]
-        limit = (len(request.ids) - 1) // size
-        # The block before the next end tells almost all prompts apart, before the whole prefix is compared.
-        if (
-            not due
-            or due[0] > limit * size
-            or key(request.ids, due[0] // size - 1) != key(other.ids, due[0] // size - 1)
-        ):
-            return 0
-        blocks = range(min(limit, due[-1] // size))
-        common = next((at for at in blocks if key(request.ids, at) != key(other.ids, at)), len(blocks)) * size
-        reached = bisect_right(due, common)
-        return due[reached - 1] if reached else 0
+        ends = other.cuts if self._limits.needs_snapshot else ((attached + 1) * size,)
+        return any(
+            max(other.published, attached * size) < end <= min(other.base, len(request.ids) - 1)
+            # One block tells almost all prompts apart, before the whole prefix is compared.
+            and key(request.ids, end // size - 1) == key(other.ids, end // size - 1)
+            and request.ids[:end] == other.ids[:end]
+            for end in ends
+        )
 
     def _reservation(self, request: Request) -> int:
         """Rows reserved at admission."""

@@ -271,6 +271,20 @@ class TestPrefixes:
         world.submit(range(41), 5, use_cache=False)
         assert [type(each).__name__ for each in world.tick().operations] == ["Begin", "Prefill"] * 2
 
+    def test_nobody_waits_for_a_prefix_that_will_not_be_published(self) -> None:
+        world = SchedulerWorld(limits())
+        world.submit(range(41), 5, use_cache=False)
+        world.submit(range(41), 5)
+        assert [type(each).__name__ for each in world.tick().operations] == ["Begin", "Prefill"] * 2
+
+    def test_nobody_waits_for_more_than_the_common_part(self) -> None:
+        world = SchedulerWorld(limits(prefill_budget=8))
+        world.submit(range(12), 5)
+        world.submit([*range(4), *range(50, 54)], 5)
+        world.tick()
+        world.tick()
+        assert [begin.cached for begin in begun(world)] == [0, 4]
+
     def test_who_opts_out_neither_attaches_nor_leaves_anything(self) -> None:
         world = SchedulerWorld(limits())
         world.submit(range(10), 4, use_cache=False)

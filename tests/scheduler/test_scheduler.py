@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import msgspec
 import pytest
 
@@ -215,3 +218,10 @@ class TestDigest:
         first.tick(TickInput(results=(result(1, 50),)))
         second.tick(TickInput(results=(result(1, 50, request=1),)))
         assert first.digest != second.digest
+
+
+def test_the_scheduler_needs_no_torch() -> None:
+    code = (
+        "import sys, dgpp_core.scheduler.scheduler, dgpp_core.testing.scheduler_world; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
