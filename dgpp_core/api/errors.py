@@ -63,7 +63,7 @@ class PlanError(DgppError):
 class EngineError(DgppError):
     """The engine failed; every request it held has ended."""
 
-    exit_code = 3
+    exit_code = 2
 
 
 class RequestError(DgppError):

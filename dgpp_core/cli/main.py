@@ -35,8 +35,7 @@ Examples:
 Exit codes:
   0    done, or an orderly stop
   1    refused: a plan that does not fit, a damaged checkpoint, a broken plugin
-  2    a wrong command line or a malformed configuration; serve: also an engine that failed while serving
-  3    the engine failed elsewhere
+  2    a wrong command line or a malformed configuration, or an engine that failed
   130  interrupted with Ctrl-C
 
 \b

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from dgpp_core.api import EngineError
+from dgpp_core.api import EngineError, RequestError
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.operations import Decode, Operation, StepResult
-from dgpp_core.scheduler.messages import Beat, Boot, Cancel, Output, Shutdown, Stats, Stop, Submit, ToEngine
+from dgpp_core.sampling.validate import validate
+from dgpp_core.scheduler.messages import Beat, Boot, Cancel, Ending, Output, Shutdown, Stats, Stop, Submit, ToEngine
 from dgpp_core.scheduler.scheduler import Scheduler, TickOutput
 from dgpp_core.scheduler.sizing import limits_from
 from dgpp_core.scheduler.stepper import Stepper
@@ -64,7 +65,10 @@ class Rank:
         for message in messages:
             match message:
                 case Submit():
-                    submissions.append(message)
+                    if fault := self._fault(message):
+                        self._channel.send(Output((), (Ending(message.id, "error", error=fault),)))
+                    else:
+                        submissions.append(message)
                 case Cancel(id=request):
                     cancels.append(request)
                 case Stop(id=request):
@@ -77,6 +81,17 @@ class Rank:
         self._progress += 1
         stats = self._stepper.scheduler.stats()
         self._stats = msgspec.structs.replace(stats, step_ms=self._step_ms, prefill_ms=self._prefill_ms)
+
+    def _fault(self, submit: Submit) -> str:
+        """What the engine could not take; the front end has checked before, so this names a broken front end."""
+        vocab_size = self._engine.vocab_size
+        if wrong := [token for token in submit.tokens if not 0 <= token < vocab_size]:
+            return f"prompt id {wrong[0]} is not below the vocabulary size {vocab_size}"
+        try:
+            validate(submit.params, vocab_size)
+        except RequestError as error:
+            return error.line()
+        return ""
 
     def _deliver(self, out: TickOutput) -> None:
         if out.updates or out.endings:

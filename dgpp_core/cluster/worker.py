@@ -25,8 +25,8 @@ from dgpp_core.api import DgppError, EngineError
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.cluster.rank import Rank
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.engine.factory import build_engine, pick_device, prepare
-from dgpp_core.engine.memory import LinuxMemory
+from dgpp_core.engine.factory import Progress, build_engine, pick_device, prepare
+from dgpp_core.engine.memory import LinuxMemory, check_floor
 from dgpp_core.engine.plan import make_plan
 from dgpp_core.engine.rehearsal import rehearse
 from dgpp_core.host.loading import load_plugins
@@ -59,7 +59,7 @@ def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
         available=_available(device),
     )
     plan.require()
-    engine = build_engine(prepared, device, _throttled(channel, clock))
+    engine = build_engine(prepared, device, _guarded(_throttled(channel, clock), plan.headroom // 2))
     channel.send(Loading("rehearsal"))
     chunk = settings.idle_budget or prepared.geometry.context
     exact = rehearse(engine, min(chunk, prepared.geometry.context), prepared.config.vocab_size)
@@ -84,7 +84,7 @@ def _available(device: torch.device) -> int:
     return LinuxMemory().available() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
-def _throttled(channel: Channel, clock: Callable[[], float]) -> Callable[[str, int, int], None]:
+def _throttled(channel: Channel, clock: Callable[[], float]) -> Progress:
     """Progress at most ten times a second, and always the last of a stage."""
     last = [float("-inf")]
 
@@ -94,6 +94,17 @@ def _throttled(channel: Channel, clock: Callable[[], float]) -> Callable[[str, i
             channel.send(Loading(stage, done, total))
 
     return report
+
+
+def _guarded(report: Progress, floor: int) -> Progress:
+    """Stop while loading before the machine starts to swap."""
+    memory = LinuxMemory()
+
+    def guarded(stage: str, done: int, total: int) -> None:
+        check_floor(memory, floor, f"loading {stage}")
+        report(stage, done, total)
+
+    return guarded
 
 
 def _beat(channel: Channel, rank: Rank) -> None:

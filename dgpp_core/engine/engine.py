@@ -62,7 +62,7 @@ class Engine:
         device: torch.device,
     ) -> None:
         self.model, self.drafter, self.depth = model, drafter, depth if drafter else 0
-        self.geometry, self.device = geometry, device
+        self.geometry, self.device, self.vocab_size = geometry, device, vocab_size
         self.state = StatePools(groups, geometry, device)
         self.sampler = Sampler(vocab_size, geometry.slots, device)
         slots = geometry.slots
