@@ -149,7 +149,7 @@ class Residency:
         size, key = self._limits.block_tokens, self.index.key
         ends = other.cuts if self._limits.needs_snapshot else ((attached + 1) * size,)
         return any(
-            max(other.published, attached * size) < end <= min(other.base, len(request.ids) - 1)
+            attached * size < end <= min(other.base, len(request.ids) - 1)
             # One block tells almost all prompts apart, before the whole prefix is compared.
             and key(request.ids, end // size - 1) == key(other.ids, end // size - 1)
             and request.ids[:end] == other.ids[:end]

@@ -277,6 +277,26 @@ class TestPrefixes:
         world.submit(range(41), 5)
         assert [type(each).__name__ for each in world.tick().operations] == ["Begin", "Prefill"] * 2
 
+    @pytest.mark.parametrize(
+        ("recurrent", "known", "first", "second"),
+        [
+            (False, [], [1, 1, 1, 1, 1], [1, 1, 1, 1]),
+            (False, [1, 1, 1, 1, 7], [2, 2, 2, 2, 5, 5, 5, 5, 9], [1, 1, 1, 1, 5, 5, 5, 5, 9]),
+            (True, [*range(9)], [*range(6)], [*range(9)]),
+        ],
+        ids=["no token would be left", "the same block after another prefix", "a longer prefix is known"],
+    )
+    def test_nobody_waits_for_a_prefix_of_no_use(
+        self, recurrent: bool, known: list[int], first: list[int], second: list[int]
+    ) -> None:
+        world = SchedulerWorld(limits(snapshots=9, needs_snapshot=recurrent))
+        if known:
+            world.submit(known, 1)
+            world.run()
+        world.submit(first, 5)
+        world.submit(second, 5)
+        assert [type(each).__name__ for each in world.tick().operations].count("Begin") == 2
+
     def test_nobody_waits_for_more_than_the_common_part(self) -> None:
         world = SchedulerWorld(limits(prefill_budget=8))
         world.submit(range(12), 5)
