@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dgpp_core.api import RecurrentGroup, StateGroup, WindowGroup
+from dgpp_core.api import DTYPE_BYTES, PagedGroup, RecurrentGroup, StateGroup, WindowGroup
 from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_shape
 
 
@@ -34,6 +34,12 @@ class StatePools:
     def bytes(self) -> int:
         """Bytes allocated."""
         return sum(t.numel() * t.element_size() for t in (*self.pools.values(), *self.arenas.values()))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of paged rows a token, what a step reads of each token of its context."""
+        paged = [group for group in self.groups if isinstance(group, PagedGroup)]
+        return sum(g.layers * g.heads * g.width * DTYPE_BYTES[g.dtype] for g in paged)
 
     def clear(self, slot: int) -> None:
         """Make a slot's recurrent state fresh; window rows are dead by their positions."""
