@@ -138,7 +138,8 @@ def main(argv: list[str]) -> int:
     # A terminal's Ctrl-C reaches the whole process group; the front end decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    if not os.environ.get("OMP_NUM_THREADS"):  # torch has followed that already; its own default ignores the affinity
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
     channel = Channel(sock, on_close=lambda: os._exit(0))
     try:
         return serve(channel, time.monotonic)
