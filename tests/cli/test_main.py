@@ -40,7 +40,7 @@ def test_help_names_every_command_exit_code_and_variable() -> None:
     for name, line in COMMANDS.items():
         assert f"  {name} " in text
         assert line in text
-    for code in ("0 ", "1 ", "2 ", "3 ", "130 "):
+    for code in ("0 ", "1 ", "2 ", "130 "):
         assert f"\n    {code}" in text
     assert "DGPP_PLUGINS" in text
 
@@ -104,7 +104,7 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     [
         (ConfigError("bad", where="file", found="1", expected="2", hint="edit it"), 2),
         (PluginError("bad", where="plugin"), 1),
-        (EngineError("dead"), 3),
+        (EngineError("dead"), 2),
     ],
 )
 def test_an_error_is_printed_in_its_parts_and_sets_the_exit_code(error: ConfigError, code: int) -> None:
