@@ -65,7 +65,7 @@ def _groups(batch: StepBatch, block_tokens: int) -> Iterator[tuple[slice, Tensor
 
 
 def _tiles(batch: StepBatch, segments: slice, rows: slice, limit: int, block_tokens: int) -> tuple[Tensor, Tensor]:
-    """Block ids ``[B, tiles]`` up to ``limit`` tokens, and which keys each row sees, ``[B, tiles, n, block_tokens]``."""
+    """Block ids ``[B, tiles]`` up to ``limit``, and which keys each row sees, ``[B, tiles, n, block_tokens]``."""
     tiles = -(-limit // block_tokens)
     keys = torch.arange(tiles * block_tokens, device=batch.tokens.device).view(1, tiles, 1, block_tokens)
     positions = batch.positions[rows].view(segments.stop - segments.start, 1, -1, 1)
