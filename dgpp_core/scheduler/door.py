@@ -6,13 +6,13 @@ from dgpp_core.scheduler.limits import Limits
 from dgpp_core.scheduler.messages import Submit
 
 
-def refusal(limits: Limits, submit: Submit, waiting: int) -> str:
+def refusal(limits: Limits, submit: Submit, live: int) -> str:
     """Why a request cannot be accepted, empty where it can.
 
     Args:
         limits: what may be handed out.
         submit: the request.
-        waiting: requests that wait for their first admission.
+        live: requests that run or wait. The bound is on both together: which of them already run depends on the tick.
     """
     prompt, reply = len(submit.tokens), submit.max_tokens
     if not prompt:
@@ -24,6 +24,6 @@ def refusal(limits: Limits, submit: Submit, waiting: int) -> str:
     need = limits.blocks_for(limits.rows(prompt, reply))
     if need > limits.blocks:
         return f"{prompt} prompt tokens and {reply} to generate need {need} KV blocks; the pool has {limits.blocks}"
-    if waiting >= limits.queue:
-        return f"the queue of {limits.queue} requests is full"
+    if live >= limits.slots + limits.queue:
+        return f"{live} requests run or wait, which is the limit"
     return ""

@@ -18,7 +18,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         block_tokens: rows a block holds.
         snapshots: arena slots for window and recurrent state.
         needs_snapshot: the model has window or recurrent groups: a prefix is reusable only where a snapshot exists.
-        queue: most requests that wait for their first admission.
+        queue: requests that may be live beyond the slots; where blocks are short, some of those within wait as well.
         admission: ``full`` reserves a whole request, ``grow`` reserves `admission_window` tokens at a time.
         admission_window: tokens a ``grow`` reservation reaches past what is there.
         prefill_budget: prompt tokens a tick while requests decode; 0 is whole prompts.

@@ -148,8 +148,7 @@ class Scheduler:
                 found=f"request {submit.id}, which is live",
                 expected="ids that are unique in this process",
             )
-        waiting = sum(request.cached_tokens < 0 for request in self._queue)
-        error = refusal(self._limits, submit, waiting)
+        error = refusal(self._limits, submit, len(self._live))
         if error:
             self._endings.append(Ending(id=submit.id, reason="error", error=error))
             return

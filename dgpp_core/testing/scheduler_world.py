@@ -130,7 +130,7 @@ class SchedulerWorld:
         _require(stats.active + stats.prefilling == len(held), "the slots held are those of running requests")
         _require(not self.endings.keys() & set(held.values()), "no slot is held by a request that ended")
         _require(len(set(held.values())) == len(held), "no request holds two slots")
-        _require(len(self._waiting) <= self.limits.queue, "the queue is bounded")
+        _require(len(self._waiting) <= self.limits.slots + self.limits.queue, "the queue is bounded")
         _require(stats.snapshots_in_use <= stats.snapshots_total, "the arena is bounded")
         computed = sum(each.count for each in output.operations if isinstance(each, Prefill))
         budget = max(self.limits.prefill_budget, self.limits.prefill_idle_budget)

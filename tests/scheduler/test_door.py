@@ -39,10 +39,16 @@ def test_the_largest_request_that_fits_is_served() -> None:
     assert each.endings[0].reason == "length"
 
 
-def test_the_queue_holds_so_many_and_no_more() -> None:
-    each = world(queue=3)
-    names = [each.submit([1, 2, 3], 4) for _ in range(5)]
-    each.run()
-    each.verify()
-    assert [each.endings[name].reason for name in names] == ["length"] * 3 + ["error"] * 2
-    assert each.endings[names[4]].error == "the queue of 3 requests is full"
+@pytest.mark.parametrize("blocks", [8, 3])
+def test_slots_and_queue_hold_so_many_and_no_more_whether_they_come_at_once_or_wait_for_blocks(blocks: int) -> None:
+    together, apart = (world(slots=2, queue=3, blocks=blocks) for _ in range(2))
+    for each in (together, apart):
+        names = []
+        for _ in range(7):
+            names.append(each.submit([1, 2, 3], 8))
+            if each is apart and len(names) < 3:
+                each.tick()
+        each.run()
+        each.verify()
+        assert [each.endings[name].reason for name in names] == ["length"] * 5 + ["error"] * 2
+        assert each.endings[names[6]].error == "5 requests run or wait, which is the limit"

@@ -103,9 +103,9 @@ class TestPreemption:
         world.submit(range(50, 62), 24)
         while not world.scheduler.stats().requests_preempted:
             world.tick()
-        world.submit([1], 1)
-        world.submit([2], 1)
-        refused = world.submit([3], 1)
+        for more in range(each.slots + each.queue - 2):
+            world.submit([more], 1)
+        refused = world.submit([9], 1)
         world.run()
         world.verify()
         assert [name for name, ending in world.endings.items() if ending.reason == "error"] == [refused]
