@@ -115,7 +115,9 @@ class Tokenizer:
             raise RequestError(
                 f"the model's vocabulary has no token for the character U+{ord(lost):04X}", hint="leave it out"
             )
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Not `encode`: that one keeps other threads out for as long as it takes, which is seconds for a megabyte.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,6 +1,7 @@
 import importlib.metadata
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,23 @@ def test_encode_adds_nothing_and_encode_prompt_adds_what_the_post_processor_adds
     assert tokenizer.encode(text) == backend.encode(text, add_special_tokens=False).ids
     assert tokenizer.encode_prompt(text) == [tokenizer.id_of("<s>"), *tokenizer.encode(text)]
     assert tokenizer.encode("") == []
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    """A front end streams from another thread: one that waits for the lock gets no turn before the text is done."""
+    text = "fox " * 100_000
+    done, turns = threading.Event(), 0
+
+    def encode() -> None:
+        tokenizer.encode(text)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 20
 
 
 def test_an_added_token_in_text_is_the_control_token(tokenizer: Tokenizer) -> None:
