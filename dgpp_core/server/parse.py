@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NoReturn, TypeVar
 
@@ -75,8 +76,7 @@ def shorten(value: Any) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        repeated = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise RequestError(f"`{repeated}` is given more than once", param=repeated, code="invalid_parameter")
     return found
 
