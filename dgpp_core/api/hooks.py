@@ -77,7 +77,3 @@ class Hooks(Protocol):
     def dgpp_routes(self) -> Sequence[Any]:
         """Litestar route handlers to add to the service."""
         ...
-
-    @hookspec
-    def dgpp_event(self, event: Any) -> None:
-        """Observe what the service does."""

@@ -20,14 +20,11 @@ CAPACITY = {
     "queue_limit": "Requests that wait for a slot before the next gets a 503.",
     "max_connections": "Open HTTP connections.",
     "default_max_tokens": "Reply limit where a request names none.",
-    "prefix_cache_gib": "GiB for snapshots of window and recurrent state; 0 is off.",
-    "prefix_min_tokens": "No snapshot below this position.",
-    "prefix_head_snapshots": "An extra snapshot at the first structural boundary.",
+    "prefix_cache_gib": "GiB for snapshots of window and recurrent state; 0 turns prefix reuse off.",
     "admission": "Reserve prompt and reply (full), or grow by a window at a time.",
     "admission_window": "Tokens reserved at a time under grow.",
     "prefill_budget_tokens": "Prompt tokens a tick while replies run; -1 automatic, 0 whole prompts.",
     "prefill_idle_budget_tokens": "The same while none runs; 0 uses the other.",
-    "admission_gather_ms": "How long an idle engine waits for company of its first arrival.",
     "mtp_depth": "Most tokens drafted a step.",
     "pipeline": "Launch the next step before the host has read the last one.",
 }
@@ -35,7 +32,6 @@ SERVICE = {
     "model_alias": "The served model id, where it is not the model's own.",
     "reasoning_in_content": "Leave reasoning in the text instead of a field of its own.",
     "no_eos": "Replies run to their limit (for measuring).",
-    "stats_interval_s": "Seconds between statistics lines; 0 is off.",
 }
 HTTP = {
     "max_body_bytes": "Largest request body.",
@@ -62,7 +58,7 @@ def capacity_options(command: F) -> F:
     """The engine's capacity, one option a key."""
     switches = (
         click.option("--no-mtp", is_flag=True, default=None, help="Do not draft."),
-        click.option("--no-prefix-cache", is_flag=True, default=None, help="Keep no snapshots."),
+        click.option("--no-prefix-cache", is_flag=True, default=None, help="Reuse no prefixes."),
     )
     return _apply((*_from_struct(EngineSettings, CAPACITY), *switches), command)
 

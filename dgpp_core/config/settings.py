@@ -75,7 +75,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         default_max_tokens: reply limit where a request names none.
         queue_limit: requests that wait for a slot before the next gets a 503.
         max_connections: open HTTP connections.
-        prefix_cache_gib: snapshots of window and recurrent state; 0 is off. Paged blocks are cached in the pool itself.
+        prefix_cache_gib: snapshots of window and recurrent state; paged blocks are cached in the pool itself. 0 turns
+            prefix reuse off for both.
         prefix_min_tokens: no snapshot below this position.
         prefix_head_snapshots: an extra snapshot at the first structural boundary.
         admission: ``full`` reserves prompt and reply, ``grow`` a window of ``admission_window`` tokens at a time.
@@ -171,7 +172,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 IDLE_KEYS = (
-    "kv_dtype", "embed_sharding", "file_inputs", "decode_graph", "mtp_schedule", "mtp_schedule_row_ms",
+    "kv_dtype", "prefix_min_tokens", "prefix_head_snapshots", "admission_gather_ms", "stats_interval_s",
+    "embed_sharding", "file_inputs", "decode_graph", "mtp_schedule", "mtp_schedule_row_ms",
     "mtp_schedule_base_ms", "mtp_schedule_lambda", "mtp_schedule_min_depth", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "prefill", "ngram_table", "dense_weights", "fp8_head",
     "bf16_weights", "bulk_pace_gbps", "bulk_inflight", "rendezvous_timeout_ms",

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from types import MappingProxyType, ModuleType
-from typing import Any
 
 import msgspec
 
@@ -89,14 +88,6 @@ class PluginHost:
     def hooks(self, hook: str) -> tuple[PluginHooks, ...]:
         """The plugins that implement the optional ``hook``, for example ``dgpp_routes``."""
         return tuple(own for own in self._hooks if own.has(hook))
-
-    def event(self, event: Any) -> None:
-        """Tell every observer; one that raises is logged and does not disturb the service."""
-        for own in self.hooks("dgpp_event"):
-            try:
-                own.call("dgpp_event", event=event)
-            except DgppError as error:
-                logger.warning("a plugin's observer failed: %s", error.line())
 
     def _unknown(self, what: str, name: str) -> PluginError:
         near = difflib.get_close_matches(name, self._models, 1)

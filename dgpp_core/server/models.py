@@ -48,7 +48,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model."""
+    """The served model; ``row_exact``: a reply's bits were found independent of what else runs, before READY."""
 
     id: str
     object: Literal["model"] = "model"
@@ -60,6 +60,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: Reasoning
     input_modalities: tuple[str, ...] = ("text",)
     context: Context
+    row_exact: bool
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +86,12 @@ def model_object(served: Served) -> ModelObject:
         created=served.created,
         sampling=Sampling(defaults=served.defaults),
         reasoning=Reasoning(in_content=served.options.reasoning_in_content, effort_mapping=served.efforts),
+        row_exact=ready.row_exact,
         context=Context(
             request_limit_tokens=ready.context_tokens,
             position_ceiling_tokens=ready.position_ceiling,
             kv_pool_tokens=ready.pool_tokens,
-            limited_by="position-ceiling" if ready.position_ceiling <= ready.pool_tokens else "kv-pool",
+            limited_by="position-ceiling" if ready.context_tokens == ready.position_ceiling else "kv-pool",
         ),
     )
 

@@ -228,7 +228,9 @@ class _Keeper:
 
 
 def print_ready(options: ServeOptions, url: str, ready: Ready) -> None:
-    """READY on standard output, with a command to try."""
+    """READY on standard output, with a command to try; a warning where replies may depend on their company."""
+    if not ready.row_exact:
+        log.warning("the rehearsal found rows that depend on their neighbours: replies are not exact on this device")
     body = {"model": options.served_id, "messages": [{"role": "user", "content": "Name three primary colors."}]}
     print(f"READY {url}/v1 serves {options.served_id} ({ready.context_tokens} tokens a request)", flush=True)
     print(

@@ -166,16 +166,3 @@ def test_a_model_is_found_by_architecture_and_by_repository(shelf: Any) -> None:
     with pytest.raises(PluginError) as caught:
         host.find_architecture(["AlphaForCausalLM", "BetaForCausalLM"])
     assert caught.value.found == "alpha, beta"
-
-
-def test_observers_are_told_and_one_that_raises_disturbs_nobody(
-    shelf: Any, edited: Edit, caplog: pytest.LogCaptureFixture
-) -> None:
-    shelf.add("alpha", edited("class Built:", "@hookimpl\ndef dgpp_event(event):\n    1 / 0\n\n\nclass Built:"))
-    listen = "@hookimpl\ndef dgpp_event(event):\n    event.append(1)\n\n\nclass Built:"
-    shelf.add("beta", edited("class Built:", listen).replace("MODEL", "beta"))
-    heard: list[int] = []
-    load(shelf).event(heard)
-    assert heard == [1]
-    assert "`dgpp_event` raised ZeroDivisionError" in caplog.text
-    assert "dist-alpha 1.5" in caplog.text
