@@ -136,7 +136,7 @@ def serve(environ: Environ) -> Serve:
     def start(*arguments: str, **changes: str) -> Iterator[Running]:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        line = [*LINE, "serve", f"--port={port}", "--stats-interval-s=0", *arguments]
+        line = [*LINE, "serve", f"--port={port}", *arguments]
         pipe = subprocess.PIPE
         with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environ | changes) as process:
             try:

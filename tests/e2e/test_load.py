@@ -119,8 +119,27 @@ def test_five_hundred_requests_of_which_a_third_leaves(serve_tiny: Any) -> None:
 def test_the_same_where_requests_grow_and_are_preempted(serve_tiny: Any) -> None:
     pool = ("--max-concurrency=8", "--kv-capacity=2048", "--block-tokens=16")
     with serve_tiny(*pool, "--admission=grow", "--admission-window=16") as running:
-        storm_passes_without_a_trace(running, 200)
+        storm_passes_without_a_trace(running, 80)
         assert running.metrics()["scheduler"]["requests_preempted"] > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_replies_that_nobody_reads_are_not_generated(tiny: Any, wait_for: Callable[..., None], stream: bool) -> None:
+    tokens, clients = 900, 8
+    before = tiny.metrics()["scheduler"]["tokens_generated"]
+
+    async def ask() -> None:
+        body = {"model": tiny.model, "prompt": "x", "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+        async with httpx.AsyncClient(base_url=tiny.url, timeout=120) as client, asyncio.TaskGroup() as group:
+            posts = [group.create_task(client.post("/v1/completions", json=body)) for _ in range(clients)]
+            await asyncio.to_thread(wait_for, lambda: tiny.metrics()["scheduler"]["active"] == clients)
+            for post in posts:
+                assert post.cancel()
+
+    asyncio.run(ask())
+    tiny.await_idle()
+    generated = tiny.metrics()["scheduler"]["tokens_generated"] - before
+    assert 0 < generated < tokens * clients / 2
 
 
 ODD: list[Any] = [
