@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,13 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True):
     attention_bias: bool = False
     mlp_bias: bool = False
     eos_token_id: int | list[int] | None = None
+    sliding_window: int | None = None
+
+
+_POSITIVE = (
+    "vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "intermediate_size",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta",
+)  # fmt: skip
 
 
 def _refuse(field: str, found: object, expected: str) -> ConfigError:
@@ -55,10 +63,15 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         raise ConfigError(
             "config.json does not describe a Llama model", where="config.json", found=str(error)
         ) from error
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"):
-        if getattr(c, name) < 1:
-            raise _refuse(name, getattr(c, name), "a positive number")
     rope = c.rope_parameters or c.rope_scaling or {}
+    theta = rope.get("rope_theta") if c.rope_theta is None else c.rope_theta
+    for name, value in (msgspec.structs.asdict(c) | {"rope_theta": theta}).items():
+        if name in _POSITIVE and value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise _refuse(name, value, "a positive number")
+    if c.head_dim is not None and c.head_dim % 2:
+        raise _refuse("head_dim", c.head_dim, "an even number")
+    if c.sliding_window is not None:
+        raise _refuse("sliding_window", c.sliding_window, "none: every layer attends to the whole text")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise _refuse("rope_scaling.rope_type", kind, "'default'")
@@ -79,7 +92,7 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         num_key_value_heads=kv_heads,
         head_dim=c.head_dim or c.hidden_size // c.num_attention_heads,
         rms_norm_eps=c.rms_norm_eps,
-        rope_theta=float(c.rope_theta or rope.get("rope_theta") or 10_000.0),
+        rope_theta=10_000.0 if theta is None else float(theta),
         tied=c.tie_word_embeddings,
     )
 

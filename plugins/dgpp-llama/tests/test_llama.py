@@ -1,5 +1,7 @@
 """dgpp-llama keeps the contract, and computes what transformers computes."""
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,14 @@ class TestSmolLM2(ModelConformance):
     """Every check of the kit, on the tiny config."""
 
     model = "smollm2"
+    template = TEMPLATES / "SmolLM2-Instruct.jinja"
+
+    @classmethod
+    def golden_cases(cls) -> Mapping[str, Mapping[str, Any]]:
+        """Prompts recorded from transformers, beside the checkout where they are there at all."""
+        rendered = json.loads((TEMPLATES / "golden" / "SmolLM2-Instruct.json").read_text(encoding="utf-8"))
+        cases = json.loads((TEMPLATES / "golden" / "conversations.json").read_text(encoding="utf-8"))
+        return {name: case | rendered[name] for name, case in cases.items() if "prompt" in rendered[name]}
 
     def reference(self, weights: Mapping[str, Tensor], config: Mapping[str, Any], tokens: Sequence[int]) -> Tensor:
         """The same checkpoint in transformers, without a cache."""
@@ -51,6 +61,8 @@ class TestTied(TestSmolLM2):
     [
         ("hidden_size", "64"), ("vocab_size", 0), ("num_key_value_heads", 3), ("hidden_act", "gelu"),
         ("rope_scaling", {"rope_type": "yarn", "factor": 4}), ("num_hidden_layers", None), ("attention_bias", True),
+        ("num_key_value_heads", 0), ("head_dim", 15), ("rms_norm_eps", -1.0), ("rope_theta", 0),
+        ("rope_theta", math.inf), ("sliding_window", 128), ("max_position_embeddings", 0),
     ],
 )  # fmt: skip
 def test_a_config_it_cannot_serve_is_refused_by_field(field: str, value: object) -> None:
