@@ -38,15 +38,13 @@ class ModelConformance:
     Attributes:
         model: the name of the `ModelSpec`.
         tolerance: relative error allowed between the forward and the reference, in float32.
-        template, goldens: a chat template file and a JSON file ``{name: {"messages", "tools", "template_kwargs",
-            "prompt"}}`` of what it renders, where the family has one.
+        template: a chat template file, where the family has one; see `golden_cases`.
         reply_tokens: reply length of the exactness matrix.
     """
 
     model: ClassVar[str]
     tolerance: ClassVar[float] = 1e-5
     template: ClassVar[Path | None] = None
-    goldens: ClassVar[Path | None] = None
     reply_tokens: ClassVar[int] = 12
 
     @classmethod
@@ -62,6 +60,11 @@ class ModelConformance:
             config: its config.json.
         """
         raise AssertionError("a conformance test must override `reference`")
+
+    @classmethod
+    def golden_cases(cls) -> Mapping[str, Mapping[str, Any]]:
+        """What ``template`` renders: by name ``{"messages", "tools", "template_kwargs", "prompt"}``."""
+        return {}
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -196,10 +199,9 @@ class ModelConformance:
 
     def test_template_renders_the_goldens(self) -> None:
         """The family's chat template gives the recorded prompts."""
-        if self.template is None or self.goldens is None:
-            pytest.skip("this model sets no template and goldens")
-        template = ChatTemplate(self.template.read_text(encoding="utf-8"), {})
-        cases = json.loads(self.goldens.read_text(encoding="utf-8"))
+        if self.template is None or not self.template.is_file():
+            pytest.skip(f"no chat template at {self.template}" if self.template else "this model sets no template")
+        template, cases = ChatTemplate(self.template.read_text(encoding="utf-8"), {}), self.golden_cases()
         assert cases
         for name, case in cases.items():
             messages = normalise_messages(case["messages"], template)
