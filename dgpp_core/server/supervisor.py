@@ -197,6 +197,8 @@ class _Keeper:
         ]
         try:
             await self._server.serve(sockets=[listener])
+            if self._server.force_exit:
+                await self._cut_short()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -204,6 +206,13 @@ class _Keeper:
             log.error("stopped: the engine failed: %s", self._client.failure)
             return EXIT_FAILED
         return EXIT_FAILED if self._server.force_exit else 0
+
+    async def _cut_short(self) -> None:
+        """End what still runs by name; left to the end of the loop, it would end in tracebacks."""
+        self._client.abandon()
+        tasks = self._server.server_state.tasks
+        if tasks:
+            await asyncio.wait(tuple(tasks), timeout=self._timing.notice)
 
     async def _announce(self, on_ready: Callable[[], None]) -> None:
         while not self._server.started:

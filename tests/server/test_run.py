@@ -91,10 +91,16 @@ def test_second_signal_is_immediate(checkpoint: Path, tmp_path: Path) -> None:
         started(checkpoint, tmp_path, LONG) as (process, url),
         httpx.stream("POST", url + "/v1/chat/completions", json=REQUEST, timeout=30) as stream,
     ):
-        assert next(stream.iter_lines())
+        lines = stream.iter_lines()
+        assert next(lines)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
+        *_, error, done = filter(None, lines)
+        assert "server_shutdown" in error
+        assert done == "data: [DONE]"
         assert process.wait(20) == 2
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_killed_engine_ends_the_service_with_its_reason(checkpoint: Path, tmp_path: Path) -> None:
