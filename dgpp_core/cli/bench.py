@@ -61,7 +61,7 @@ def _facts(model: str, device: str) -> dict[str, Any]:
     from dgpp_core import __version__
 
     card = torch.cuda.get_device_name() if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
-    return {"model": model, "card": card, "versions": {"dgpp": __version__, "torch": torch.__version__}}
+    return {"model": model, "card": card, "versions": {"dgpp": __version__, "torch": str(torch.__version__)}}
 
 
 @command.command(epilog=EPILOG)
@@ -91,8 +91,8 @@ def decode(
         "decode": {str(row.streams): msgspec.to_builtins(row) for row in rows},
     }
     _print(report, as_json, [
-        f"{row.streams:>3} streams  {row.ms_per_step:8.2f} ms a step  {row.tokens_per_second:8.1f} tokens/s  "
-        f"{row.bytes / 1e6:8.1f} MB  floor {row.floor_ms:6.2f} ms  {row.share:5.0%} of the floor" for row in rows
+        f"{row.streams:>3} stream(s)  {row.ms_per_step:8.2f} ms a step  {row.tokens_per_second:8.1f} tokens/s  "
+        f"{row.bytes / 1e6:8.1f} MB  floor {row.floor_ms:6.2f} ms, {row.share:4.0%} of the step" for row in rows
     ])  # fmt: skip
 
 

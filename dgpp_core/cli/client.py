@@ -89,7 +89,7 @@ class Client:
             connection.close()
 
     def _gone(self, found: str) -> DgppError:
-        hint = "start one with `dgpp serve --plugin NAME`"
+        hint = "start one with `dgpp serve --plugin NAME`, or name a running one with --url"
         return DgppError("the service cannot be reached", where=self.url, found=found, hint=hint)
 
 

@@ -17,7 +17,7 @@ Examples:
   dgpp plan --plugin smollm2
   dgpp plan --plugin smollm2 --max-concurrency 64 --kv-capacity 262144
   dgpp plan --plugin smollm2 --device cuda --available 128000000000   # a machine that is not here
-  dgpp plan --config deploy/smollm2.json --json
+  dgpp plan --config smollm2.json --json
 
 Exit code 1 where the plan does not fit. Nothing is loaded or allocated: config.json is enough.
 """

@@ -15,7 +15,7 @@ from dgpp_core.host.loading import load_plugins
 EPILOG = """\b
 Examples:
   dgpp resolve --plugin smollm2
-  dgpp resolve --config deploy/smollm2.json --kv-capacity 65536
+  dgpp resolve --config smollm2.json --kv-capacity 65536
 
 The output is JSON with or without --json. Nothing is loaded and no other machine is asked.
 """

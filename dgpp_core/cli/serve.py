@@ -19,7 +19,7 @@ Examples:
   dgpp serve --plugin smollm2
   dgpp serve --plugin smollm2 --port 8000 --max-concurrency 16 --kv-capacity 32768
   dgpp serve --checkpoint ./my-checkpoint --device cpu
-  dgpp serve --config deploy/smollm2.json --temperature 0 --seed 7
+  dgpp serve --config smollm2.json --temperature 0 --seed 7
 
 \b
 A flag goes before the deployment file, and that before the defaults. READY is printed when requests are taken.

@@ -12,7 +12,7 @@ from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.operations import Decode, Operation, StepResult
 from dgpp_core.sampling.validate import validate
-from dgpp_core.scheduler.messages import Beat, Boot, Cancel, Ending, Output, Shutdown, Stats, Stop, Submit, ToEngine
+from dgpp_core.scheduler.messages import Beat, Boot, Cancel, Ending, Output, Shutdown, Stop, Submit, ToEngine
 from dgpp_core.scheduler.scheduler import Scheduler, TickOutput
 from dgpp_core.scheduler.sizing import limits_from
 from dgpp_core.scheduler.stepper import Stepper
@@ -33,7 +33,7 @@ class Rank:
         self._stepper = Stepper(scheduler, self, lag=1 if settings.pipeline else 0, deliver=self._deliver)
         self._engine = engine
         self._progress, self._step_ms, self._prefill_ms = 0, 0.0, 0.0
-        self._stats, self._busy, self._draining = Stats(), False, False
+        self._stats, self._busy, self._draining = scheduler.stats(), False, False
 
     def run(self) -> None:
         """Until `Shutdown` and the last request's end; raises what the engine raises."""

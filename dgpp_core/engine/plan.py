@@ -90,12 +90,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             )
         else:
             advice = "not one block of kv_capacity fits; free memory, choose a smaller model or lower"
+        snapshots = any("snapshot" in line.name or "snapshot" in line.note for line in self.lines)
         raise PlanError(
             "the memory plan does not fit",
             where="largest items: " + ", ".join(f"{line.name} {_size(line.bytes)}" for line in largest),
             found=f"need {_size(self.total)} + headroom {_size(self.headroom)}, available {_size(self.available)}",
             expected=f"need + headroom <= available; a context token takes {self.token_bytes / 1024:.2f} KiB",
-            hint=f"{advice} max_concurrency or prefix_cache_gib",
+            hint=f"{advice} max_concurrency" + (" or prefix_cache_gib" if snapshots else ""),
         )
 
 

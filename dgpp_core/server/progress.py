@@ -5,9 +5,17 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from dgpp_core.scheduler.messages import Loading
+
+
+class _Bytes(DownloadColumn):
+    """Bytes done of all; nothing for a stage that does not count bytes."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total else Text()
 
 
 class LoadingDisplay:
@@ -16,7 +24,7 @@ class LoadingDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
+            TextColumn("{task.description}"), BarColumn(), _Bytes(), TimeElapsedColumn(), console=console
         )
         self._task: TaskID | None = None
         self._stage = ""

