@@ -15,7 +15,7 @@ from dgpp_core.checkpoint.headers import TensorEntry, read_headers
 from dgpp_core.checkpoint.loader import CheckpointWeights, check_bindings
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
-from dgpp_core.engine.geometry import Geometry, make_geometry
+from dgpp_core.engine.geometry import Geometry, make_geometry, require_room
 from dgpp_core.host.loading import LoadedModel
 
 Progress = Callable[[str, int, int], None]
@@ -41,8 +41,12 @@ def prepare(model: LoadedModel, folder: Path, settings: EngineSettings) -> Prepa
     config = read_config(folder, model.read_config, model.spec.full_config)
     entries = read_headers(folder)
     check_bindings(model.bindings(config), entries)
+    if wrong := [token for token in config.eos_ids if not 0 <= token < config.vocab_size]:
+        limit = f"below the vocabulary size {config.vocab_size}"
+        raise ConfigError("an end token is no token", where="eos_token_id", found=str(wrong[0]), expected=limit)
     groups = model.groups(config)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
+    require_room(geometry, config)
     return Prepared(model, config, entries, groups, geometry)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dgpp_core.api import DTYPE_BYTES, ModelConfig, PagedGroup, RecurrentGroup, StateGroup, WindowGroup
+from dgpp_core.api import DTYPE_BYTES, ConfigError, ModelConfig, PagedGroup, RecurrentGroup, StateGroup, WindowGroup
 from dgpp_core.config.settings import EngineSettings
 
 MAX_SNAPSHOTS = 4096
+LEAST_CONTEXT = 16
+"""Tokens that any served request may have; less is a mistake in a setting."""
 
 
 class Geometry(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,3 +89,13 @@ def make_geometry(
         step_width=step_width,
         context=max(1, min(config.max_positions, room)),
     )
+
+
+def require_room(geometry: Geometry, config: ModelConfig) -> None:
+    """Raise `ConfigError` where the pool or the positional ceiling is too small for any sensible request."""
+    pool, least = geometry.blocks * geometry.block_tokens, LEAST_CONTEXT + 8 * geometry.step_width
+    if pool < least:
+        raise ConfigError("no request fits the KV pool", where="kv_capacity", found=str(pool), expected=f">= {least}")
+    if (found := config.max_positions) < LEAST_CONTEXT:
+        where, expected = "max_position_embeddings", f">= {LEAST_CONTEXT}"
+        raise ConfigError("the model has too few positions", where=where, found=str(found), expected=expected)

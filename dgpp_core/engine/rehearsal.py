@@ -26,19 +26,27 @@ def rehearse(engine: Engine, chunk: int, vocab_size: int) -> bool:
         whether every row's bits were independent of its neighbours.
     """
     geometry = engine.geometry
-    room = geometry.blocks // geometry.slots * geometry.block_tokens - geometry.slack
+    slots = _slots(engine)
+    room = geometry.blocks // slots * geometry.block_tokens - geometry.slack
     length = max(1, min(chunk, geometry.context, room) - STEPS * geometry.step_width - 1)
     prompt = torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(7)).tolist()
     alone = _run(engine, {0: [prompt]})
     thirds = [prompt[:1], prompt[1 : 1 + length // 3], prompt[1 + length // 3 :]]
-    company = {slot: [prompt[-1 - slot % length :]] for slot in range(1, geometry.slots)}
+    company = {slot: [prompt[-1 - slot % length :]] for slot in range(1, slots)}
     return _run(engine, {0: [part for part in thirds if part], **company}) == alone
+
+
+def _slots(engine: Engine) -> int:
+    """Slots that the pool can give the rows of a rehearsal."""
+    geometry = engine.geometry
+    rows = 1 + STEPS * geometry.step_width + geometry.slack
+    return min(geometry.slots, geometry.blocks // -(-rows // geometry.block_tokens))
 
 
 def _run(engine: Engine, prompts: dict[int, list[list[int]]]) -> list[object]:
     """Prefill each slot's prompt chunk by chunk, then decode all slots together; what slot 0 committed."""
     geometry = engine.geometry
-    per_slot = min(geometry.blocks // geometry.slots, geometry.table_width)
+    per_slot = min(geometry.blocks // _slots(engine), geometry.table_width)
     operations: list[Operation] = []
     for slot, chunks in prompts.items():
         blocks = tuple(range(1 + slot * per_slot, 1 + (slot + 1) * per_slot))

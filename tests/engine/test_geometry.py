@@ -1,0 +1,52 @@
+"""What an engine is sized for, and settings that fit nobody."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dgpp_core.api import ConfigError, ModelConfig
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.factory import prepare
+from dgpp_core.engine.geometry import make_geometry, require_room
+from dgpp_core.engine.rehearsal import rehearse
+from dgpp_core.host.loading import LoadedModel
+from dgpp_core.testing.world import World
+
+CONFIG = ModelConfig(vocab_size=8, max_positions=100, hidden_size=4)
+
+
+def test_context_is_the_smaller_bound() -> None:
+    assert make_geometry(CONFIG, (), EngineSettings(kv_capacity=4096), 0).context == 100
+    assert make_geometry(CONFIG, (), EngineSettings(kv_capacity=64), 0).context == 61
+    assert make_geometry(CONFIG, (), EngineSettings(kv_capacity=64, mtp_depth=3), 3).context == 52
+
+
+@pytest.mark.parametrize(
+    ("changes", "positions", "named"),
+    [({"kv_capacity": 1, "block_tokens": 1}, 100, "kv_capacity"), ({}, 1, "max_position_embeddings")],
+)
+def test_sizes_that_fit_no_request_are_refused_by_name(changes: dict[str, int], positions: int, named: str) -> None:
+    config = ModelConfig(vocab_size=8, max_positions=positions, hidden_size=4)
+    with pytest.raises(ConfigError) as refused:
+        require_room(make_geometry(config, (), EngineSettings(**changes), 0), config)  # type: ignore[arg-type]
+    assert refused.value.where == named
+
+
+@pytest.mark.parametrize(("capacity", "block"), [(1, 64), (24, 8), (24, 1), (200, 64)])
+def test_the_smallest_pools_rehearse_and_serve(make_world: Callable[..., World], capacity: int, block: int) -> None:
+    world = make_world(EngineSettings(max_concurrency=8, kv_capacity=capacity, block_tokens=block))
+    assert rehearse(world.engine, 256, 512)
+    assert len(world.reply([1, 2, 3], 4).tokens) == 4
+
+
+def test_an_end_token_outside_the_vocabulary_is_refused(tiny: LoadedModel, checkpoint: Path, tmp_path: Path) -> None:
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    raw = json.loads((checkpoint / "config.json").read_text()) | {"eos_token_id": 99_999}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ConfigError) as refused:
+        prepare(tiny, tmp_path, EngineSettings())
+    assert refused.value.found == "99999"
