@@ -32,6 +32,6 @@ class RotaryTable:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``[R, heads, width]`` by the angles of `RotaryTable.at`."""
+    """Rotate ``[R, heads, width]`` by the angles of `RotaryTable.at`; float32 inside, the dtype of ``x`` outside."""
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -38,3 +38,11 @@ def test_rotation_turns_each_pair_by_position_times_frequency() -> None:
 def test_draft_rows_may_stand_past_the_ceiling() -> None:
     table = RotaryTable(8, 10, 10_000.0, torch.device("cpu"))
     assert table.at(torch.tensor([10 + 12]))[0].shape == (1, 1, 4)
+
+
+def test_a_narrow_dtype_stays_narrow() -> None:
+    table = RotaryTable(8, 10, 10_000.0, torch.device("cpu"))
+    x = torch.randn(2, 3, 8).bfloat16()
+    assert rotate(x, *table.at(torch.tensor([1, 4]))).dtype == torch.bfloat16
+    assert rms_norm(x, torch.ones(8).bfloat16(), 1e-5).dtype == torch.bfloat16
+    assert swiglu(x).dtype == torch.bfloat16
