@@ -39,7 +39,7 @@ def test_drafting_changes_no_text(serve: Any, package: Path, checkpoint: Path) -
 
     def replies(*options: str) -> tuple[list[Any], dict[str, int]]:
         """The replies alone, and again all at once; and what was drafted for them."""
-        arguments = ("--plugin=toy", f"--checkpoint={checkpoint}", "--prefix-min-tokens=16", *options)
+        arguments = ("--plugin=toy", f"--checkpoint={checkpoint}", *options)
         with serve(*arguments, PYTHONPATH=str(package)) as running, ThreadPoolExecutor(len(requests)) as pool:
             alone = [running.post("completions", **request)["choices"] for request in requests]
             together = list(pool.map(lambda request: running.post("completions", **request)["choices"], requests))
