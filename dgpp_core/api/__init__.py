@@ -14,12 +14,12 @@ from dgpp_core.api.errors import (
 from dgpp_core.api.hooks import API_VERSION, ENTRY_POINT_GROUP, Hooks, hookimpl, hookspec
 from dgpp_core.api.model import Bus, Drafter, Model, Shard, State, StepBatch, Weights
 from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PackagedCheckpoint, PlanTerm
-from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, StateGroup, WindowGroup
+from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, StateGroup, WindowGroup, for_device
 
 __all__ = [
     "API_VERSION", "DTYPE_BYTES", "ENTRY_POINT_GROUP", "Binding", "BindingTable", "Bus", "CheckpointError",
     "ConfigError", "DgppError", "Dialect", "Drafter", "EngineError", "Hooks", "Init", "Model", "ModelConfig",
     "ModelSpec", "PackagedCheckpoint", "PagedGroup", "PlanError", "PlanTerm", "PluginError", "RecurrentGroup",
     "RequestError", "Shard", "State", "StateGroup", "StepBatch", "TokenizerError", "Weights", "WindowGroup",
-    "hookimpl", "hookspec",
+    "for_device", "hookimpl", "hookspec",
 ]  # fmt: skip

@@ -6,15 +6,19 @@ laid out so that one group of one layer is contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-Dtype = Literal["float32", "bfloat16", "float16", "float8_e4m3fn", "uint8", "int32", "int64"]
+Dtype = Literal["compute", "float32", "bfloat16", "float16", "float8_e4m3fn", "uint8", "int32", "int64"]
+"""``compute`` is the dtype that activations have on the device; see `for_device`."""
 
 DTYPE_BYTES: dict[str, int] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "uint8": 1, "int32": 4, "int64": 8,
 }  # fmt: skip
+COMPUTE_DTYPE: dict[str, Dtype] = {"cpu": "float32", "cuda": "bfloat16"}
+"""What ``compute`` stands for, by kind of device."""
 
 
 class PagedGroup(msgspec.Struct, frozen=True, kw_only=True, tag="paged"):
@@ -59,3 +63,12 @@ class RecurrentGroup(msgspec.Struct, frozen=True, kw_only=True, tag="recurrent")
 
 
 StateGroup = PagedGroup | WindowGroup | RecurrentGroup
+
+
+def for_device(groups: Sequence[StateGroup], device: Literal["cpu", "cuda"]) -> tuple[StateGroup, ...]:
+    """The groups as a device of that kind keeps them: ``compute`` replaced by the dtype it stands for.
+
+    Sizes and pools are made of these; `DTYPE_BYTES` has no entry for ``compute``.
+    """
+    named = COMPUTE_DTYPE[device]
+    return tuple(msgspec.structs.replace(g, dtype=named) if g.dtype == "compute" else g for g in groups)

@@ -11,6 +11,7 @@ import msgspec
 
 from dgpp_core.api.errors import CheckpointError, ConfigError
 from dgpp_core.api.spec import ModelConfig
+from dgpp_core.api.state import for_device
 from dgpp_core.checkpoint.config_json import CONFIG, read_config, read_model_config
 from dgpp_core.config.resolve import Resolved, default_deployment, resolve
 from dgpp_core.config.settings import read_deployment, without_effect
@@ -161,7 +162,8 @@ def plan_of(chosen: Chosen, available: int | None) -> Plan:
 
     model, settings, world = chosen.model, chosen.resolved.engine, chosen.resolved.world
     config = model_config(chosen)
-    groups, kind = model.groups(config, world), device_kind(chosen.resolved.device)
+    kind = device_kind(chosen.resolved.device)
+    groups = for_device(model.groups(config, world), kind)
     return make_plan(
         table=model.bindings(config),
         groups=groups,

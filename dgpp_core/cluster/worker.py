@@ -29,6 +29,7 @@ from dgpp_core.engine.factory import Progress, build_engine, pick_device, prepar
 from dgpp_core.engine.memory import LinuxMemory, check_floor
 from dgpp_core.engine.plan import make_plan
 from dgpp_core.engine.rehearsal import rehearse
+from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.scheduler.messages import VERSION, Boot, Failed, Loading, Ready
 
@@ -45,15 +46,16 @@ def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
         )
     settings = msgspec.json.decode(message.settings, type=EngineSettings)
     model = load_plugins(environ=os.environ).model(message.model)
-    prepared = prepare(model, Path(message.checkpoint), settings)
     device = pick_device(message.device)
+    kind: DeviceKind = "cpu" if device.type == "cpu" else "cuda"
+    prepared = prepare(model, Path(message.checkpoint), settings, kind)
     plan = make_plan(
         table=model.bindings(prepared.config),
         groups=prepared.groups,
         config=prepared.config,
         settings=settings,
         world=1,
-        device_kind="cpu" if device.type == "cpu" else "cuda",
+        device_kind=kind,
         step_width=prepared.geometry.step_width,
         extra=model.plan_terms(prepared.config, 1, msgspec.to_builtins(settings)),
         available=_available(device),

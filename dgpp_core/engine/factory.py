@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from dgpp_core.api import ConfigError, ModelConfig, Shard, StateGroup
+from dgpp_core.api import ConfigError, ModelConfig, Shard, StateGroup, for_device
 from dgpp_core.bus.solo import SoloBus
 from dgpp_core.checkpoint.config_json import read_config
 from dgpp_core.checkpoint.headers import TensorEntry, read_headers
@@ -16,6 +16,7 @@ from dgpp_core.checkpoint.loader import CheckpointWeights, check_bindings
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.geometry import Geometry, make_geometry, require_room
+from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.host.loading import LoadedModel
 
 Progress = Callable[[str, int, int], None]
@@ -32,8 +33,11 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     geometry: Geometry
 
 
-def prepare(model: LoadedModel, folder: Path, settings: EngineSettings) -> Prepared:
+def prepare(model: LoadedModel, folder: Path, settings: EngineSettings, device_kind: DeviceKind = "cpu") -> Prepared:
     """Read and check config.json and every tensor header.
+
+    Args:
+        device_kind: of the device that the engine will be built on.
 
     Raises:
         CheckpointError, ConfigError, PluginError: naming file, field, tensor or hook.
@@ -44,7 +48,7 @@ def prepare(model: LoadedModel, folder: Path, settings: EngineSettings) -> Prepa
     if wrong := [token for token in config.eos_ids if not 0 <= token < config.vocab_size]:
         limit = f"below the vocabulary size {config.vocab_size}"
         raise ConfigError("an end token is no token", where="eos_token_id", found=str(wrong[0]), expected=limit)
-    groups = model.groups(config)
+    groups = for_device(model.groups(config), device_kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
     require_room(geometry, config)
     return Prepared(model, config, entries, groups, geometry)

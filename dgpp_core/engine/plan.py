@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import BindingTable, ModelConfig, PagedGroup, PlanError, PlanTerm, StateGroup
+from dgpp_core.api import BindingTable, ModelConfig, PagedGroup, PlanError, PlanTerm, StateGroup, for_device
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.geometry import make_geometry
 from dgpp_core.engine.plan_terms import (
@@ -123,6 +123,7 @@ def make_plan(
     Raises:
         CheckpointError: ``world`` ranks cannot divide a tensor.
     """
+    groups = for_device(groups, device_kind)
     fixed = [
         PlanLine("runtime", RUNTIME_BYTES[device_kind], "process and libraries"),
         *weight_lines(table, world, device_kind),

@@ -57,7 +57,7 @@ class World:
         cls, model: LoadedModel, folder: Path, settings: EngineSettings, *, lag: int = 0, device: str = "cpu"
     ) -> World:
         """Load a checkpoint folder as the engine process does."""
-        prepared = prepare(model, folder, settings)
+        prepared = prepare(model, folder, settings, "cpu" if device == "cpu" else "cuda")
         engine = build_engine(prepared, torch.device(device), lambda stage, done, total: None)
         return cls(engine, limits_from(prepared.geometry, settings, engine.needs_snapshot), lag=lag)
 
