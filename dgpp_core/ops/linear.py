@@ -10,10 +10,13 @@ every row.
 from __future__ import annotations
 
 import functools
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from dgpp_core.formats.matrix import Matrix
 
 ROW_TILE = 8
 _PROBE_ROWS = (1, 3, 8, 17, 64, 200)
@@ -25,7 +28,47 @@ def pad_rows(x: Tensor, multiple: int = ROW_TILE) -> Tensor:
     return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
-class PackedWeight:
+class Product(Protocol):
+    """A weight ``[N, K]`` on its device, ready to be multiplied with rows ``x`` ``[M, K]``.
+
+    ``decode``: the rows are those of a decode step or of the output head (few, and each as exact as alone), not of a
+    prefill chunk; a device may have a kernel for each.
+    """
+
+    def narrow(self, x: Tensor, decode: bool) -> Tensor:
+        """``[M, N]`` in the dtype of ``x``, rounded once."""
+        ...
+
+    def wide(self, x: Tensor, decode: bool) -> Tensor:
+        """float32 ``[M, N]``."""
+        ...
+
+    def partials(self, x: Tensor, decode: bool) -> Tensor:
+        """float32 ``[S, M, N]``; the product is their sum in order."""
+        ...
+
+
+class WholeProduct:
+    """A product that is computed in one piece, by `__call__` in float32."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """float32 ``[M, K]`` to float32 ``[M, N]``."""
+        raise NotImplementedError
+
+    def narrow(self, x: Tensor, decode: bool) -> Tensor:
+        """See `Product`."""
+        return self.wide(x, decode).to(x.dtype)
+
+    def wide(self, x: Tensor, decode: bool) -> Tensor:
+        """See `Product`."""
+        return self(x.float())
+
+    def partials(self, x: Tensor, decode: bool) -> Tensor:
+        """See `Product`."""
+        return self.wide(x, decode).unsqueeze(0)
+
+
+class PackedWeight(WholeProduct):
     """A float32 ``[N, K]`` weight in oneDNN's blocked form."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -37,24 +80,36 @@ class PackedWeight:
         return y[: x.shape[0]]
 
 
-class RowWeight:
+class RowWeight(WholeProduct):
     """Any weight, applied to one row a call: the same call for every row, so the same bits."""
 
     def __init__(self, weight: Tensor) -> None:
         self.data = weight
 
     def __call__(self, x: Tensor) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, self.data.shape[0])
         return torch.cat([F.linear(row.clone().unsqueeze(0), self.data) for row in x])
 
 
-class PlainWeight:
-    """The device's ordinary product; no promise about a row's bits."""
+class PlainWeight(WholeProduct):
+    """A CUDA device's ordinary product; no promise about a row's bits."""
 
     def __init__(self, weight: Tensor) -> None:
         self.data = weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.data)
+        return F.linear(x, self.data.float())
+
+    def narrow(self, x: Tensor, decode: bool) -> Tensor:
+        """See `Product`."""
+        return F.linear(x, self.data) if x.dtype == self.data.dtype else super().narrow(x, decode)
+
+    def wide(self, x: Tensor, decode: bool) -> Tensor:
+        """See `Product`."""
+        if x.dtype == self.data.dtype == torch.bfloat16:
+            return torch.mm(x, self.data.T, out_dtype=torch.float32)
+        return super().wide(x, decode)
 
 
 def rows_agree(product: PackedWeight | RowWeight, columns: int) -> bool:
@@ -75,23 +130,42 @@ def packing_is_exact(rows: int, columns: int) -> bool:
         return False
 
 
+def dense(weight: Tensor | Matrix) -> Tensor:
+    """``[N, K]`` as a tensor: float32 on a CPU; elsewhere a tensor as it is and a stored matrix in bfloat16."""
+    values = weight if isinstance(weight, Tensor) else weight.dequantise()
+    if values.device.type == "cpu":
+        return values.float()
+    return values if isinstance(weight, Tensor) else values.to(torch.bfloat16)
+
+
+def make_product(weight: Tensor | Matrix) -> Product:
+    """The product for a weight: by its device, and on a GPU by its format."""
+    values = dense(weight)
+    if values.device.type != "cpu":
+        return PlainWeight(values)
+    return PackedWeight(values) if packing_is_exact(*values.shape) else RowWeight(values)
+
+
 class Linear:
     """``y = x @ weight.T``.
 
     Args:
-        weight: ``[N, K]``; on a CPU float32, and freed by the caller once packed.
+        weight: ``[N, K]``, a tensor or a matrix in stored form; on a CPU it is computed with in float32, and freed by
+            the caller once packed.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor | Matrix) -> None:
         self.shape = (weight.shape[0], weight.shape[1])
-        self._product: PackedWeight | RowWeight | PlainWeight
-        if weight.device.type != "cpu":
-            self._product = PlainWeight(weight)
-        elif weight.dtype == torch.float32 and packing_is_exact(*self.shape):
-            self._product = PackedWeight(weight)
-        else:
-            self._product = RowWeight(weight)
+        self._product = make_product(weight)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[M, K]`` to ``[M, N]``."""
-        return self._product(x)
+    def __call__(self, x: Tensor, decode: bool = True) -> Tensor:
+        """``[M, K]`` to ``[M, N]`` in the dtype of ``x``; ``decode`` as in `Product`."""
+        return self._product.narrow(x, decode)
+
+    def wide(self, x: Tensor, decode: bool = True) -> Tensor:
+        """The same in float32, unrounded."""
+        return self._product.wide(x, decode)
+
+    def partials(self, x: Tensor, decode: bool = True) -> Tensor:
+        """The same as float32 ``[S, M, N]``, to be added in order by whoever takes it."""
+        return self._product.partials(x, decode)

@@ -6,8 +6,13 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis, computed in float32."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis, computed in float32.
+
+    Args:
+        dtype: of the result, rounded once. None keeps that of ``x`` and rounds as Hugging Face models do: before the
+            product with ``weight`` as well as after it.
+    """
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return normed.to(x.dtype) * weight if dtype is None else (normed * weight.float()).to(dtype)

@@ -24,6 +24,7 @@ class RotaryTable:
         if frequencies is None:
             frequencies = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
         angles = torch.outer(torch.arange(positions + POSITION_SLACK, dtype=torch.float32), frequencies)
+        self.width = width
         self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,6 +33,11 @@ class RotaryTable:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``[R, heads, width]`` by the angles of `RotaryTable.at`; float32 inside, the dtype of ``x`` outside."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    """Rotate ``[R, heads, width]`` by the angles of `RotaryTable.at`; float32 inside, the dtype of ``x`` outside.
+
+    A table narrower than the heads turns their first dimensions and leaves the rest (partial rotary embedding).
+    """
+    turned = 2 * cos.shape[-1]
+    first, second = x[..., :turned].chunk(2, dim=-1)
+    pair = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return pair if turned == x.shape[-1] else torch.cat((pair, x[..., turned:]), dim=-1)

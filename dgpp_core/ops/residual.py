@@ -1,0 +1,32 @@
+"""The residual stream of a pre-norm decoder: float32 rows, read through a norm, added to by every sublayer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dgpp_core.ops.norm import rms_norm
+
+
+def residual_norm(residual: Tensor, parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """Add a sublayer's output to the stream and norm it for the next one.
+
+    Args:
+        residual: float32 ``[M, H]``; updated in place.
+        parts: float32 ``[S, M, H]``, added in order.
+        weight: ``[H]``.
+        dtype: of the result.
+
+    Returns:
+        ``[M, H]``, the RMS norm of the new residual times ``weight``, rounded once.
+    """
+    for part in parts:
+        residual += part
+    return rms_norm(residual, weight, eps, dtype)
+
+
+def embed_norm(table: Tensor, tokens: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The stream's beginning: float32 ``[M, H]`` rows of ``table`` for int64 ``[M]`` ids, and their norm as above."""
+    residual = F.embedding(tokens, table).float()
+    return residual, rms_norm(residual, weight, eps, dtype)
