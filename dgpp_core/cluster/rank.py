@@ -10,7 +10,7 @@ from dgpp_core.api import EngineError, RequestError
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
-from dgpp_core.engine.operations import Decode, Operation, StepResult
+from dgpp_core.engine.operations import Decode, Operation, Prefill
 from dgpp_core.sampling.validate import validate
 from dgpp_core.scheduler.messages import Beat, Boot, Cancel, Ending, Output, Shutdown, Stop, Submit, ToEngine
 from dgpp_core.scheduler.scheduler import Scheduler, TickOutput
@@ -30,7 +30,7 @@ class Rank:
     def __init__(self, engine: Engine, settings: EngineSettings, channel: Channel, clock: Callable[[], float]) -> None:
         self._channel, self._clock = channel, clock
         scheduler = Scheduler(limits_from(engine.geometry, settings, engine.needs_snapshot))
-        self._stepper = Stepper(scheduler, self, lag=1 if settings.pipeline else 0, deliver=self._deliver)
+        self._stepper = Stepper(scheduler, engine, lag=1 if settings.pipeline else 0, deliver=self._deliver)
         self._engine = engine
         self._progress, self._step_ms, self._prefill_ms = 0, 0.0, 0.0
         self._stats, self._busy, self._draining = scheduler.stats(), False, False
@@ -42,17 +42,6 @@ class Rank:
             messages = self._channel.drain(0 if self._busy else IDLE_WAIT)
             if messages or self._busy:
                 self._tick(messages)
-
-    def execute(self, tick: int, operations: Sequence[Operation]) -> StepResult:
-        """Run a tick's operations; its time is decoding's where it decoded and prefill's otherwise."""
-        started = self._clock()
-        result = self._engine.execute(tick, operations)
-        ms = (self._clock() - started) * 1e3
-        if any(isinstance(op, Decode) for op in operations):
-            self._step_ms += ms
-        else:
-            self._prefill_ms += ms
-        return result
 
     def beat(self) -> Beat:
         """What the heartbeat thread sends."""
@@ -77,10 +66,20 @@ class Rank:
                     self._draining = True
                 case Boot():
                     raise EngineError("a second boot message", expected="one, before everything else")
-        self._stepper.step(submissions, cancels, stops)
+        started = self._clock()
+        operations = self._stepper.step(submissions, cancels, stops)
+        self._account(operations, (self._clock() - started) * 1e3)
         self._progress += 1
         stats = self._stepper.scheduler.stats()
         self._stats = msgspec.structs.replace(stats, step_ms=self._step_ms, prefill_ms=self._prefill_ms)
+
+    def _account(self, operations: Sequence[Operation], ms: float) -> None:
+        """A tick's time is decoding's where it decoded, and prefill's where it only read prompts."""
+        kinds = {type(operation) for operation in operations}
+        if Decode in kinds:
+            self._step_ms += ms
+        elif Prefill in kinds:
+            self._prefill_ms += ms
 
     def _fault(self, submit: Submit) -> str:
         """What the engine could not take; the front end has checked before, so this names a broken front end."""

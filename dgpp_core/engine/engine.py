@@ -1,20 +1,22 @@
 """Executes the scheduler's operations: one rank's model, state and sampler.
 
-Positions, last tokens, drafts and recurrent candidates of every slot are device tensors, so a step can be launched
-before the host has read the one before it.
+Positions, last tokens, drafts and recurrent candidates of every slot are device tensors, so a step is launched before
+the host has read the one before it. What the host must know of a slot, how far it may have come, it keeps as an upper
+bound, corrected as results are read.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-import msgspec
 import torch
 from torch import Tensor
 
 from dgpp_core.api import Drafter, EngineError, Model, StateGroup, StepBatch
 from dgpp_core.engine.geometry import Geometry, snapshot_bytes
+from dgpp_core.engine.graphs import StaticRunner
 from dgpp_core.engine.operations import (
     Begin,
     Decode,
@@ -27,18 +29,13 @@ from dgpp_core.engine.operations import (
     StepResult,
     TokenLogprobs,
 )
+from dgpp_core.engine.pending import Part, Pending, SlotInfo
+from dgpp_core.engine.program import DecodeProgram, pack
+from dgpp_core.engine.registers import Registers
+from dgpp_core.engine.runner import EagerRunner, Runner, Step
 from dgpp_core.engine.state import StatePools
+from dgpp_core.engine.transfer import Download, upload
 from dgpp_core.sampling.pick import Picks, Sampler
-
-
-class SlotInfo(msgspec.Struct):
-    """Host-side facts of an occupied slot; the rest is on the device."""
-
-    request: int
-    prompt: tuple[int, ...]
-    logprobs: bool
-    blocks: int
-    bound: int  # upper bound of the device's length
 
 
 class Engine:
@@ -65,39 +62,101 @@ class Engine:
         self.geometry, self.device, self.vocab_size = geometry, device, vocab_size
         self.state = StatePools(groups, geometry, device)
         self.sampler = Sampler(vocab_size, geometry.slots, device)
-        slots = geometry.slots
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        self.lengths, self.candidates, self.last_tokens = zeros(slots), zeros(slots), zeros(slots)
-        self.drafts, self.tables = zeros(slots, self.depth), zeros(slots, geometry.table_width)
+        self.registers = Registers(geometry, self.depth, device)
+        self.program = DecodeProgram(model, drafter, self.state.pools, self.registers)
+        self.runner: Runner = EagerRunner(self.program, device)
         self.slots: dict[int, SlotInfo] = {}
+        self._unread: deque[Pending] = deque()
 
     @property
     def needs_snapshot(self) -> bool:
         """Whether a prefix can only be reused where its window and recurrent state was kept."""
         return snapshot_bytes(self.state.groups, self.geometry.step_width) > 0
 
+    @property
+    def tables(self) -> Tensor:
+        """Block tables by slot, int64 ``[slots + 1, table_width]``."""
+        return self.registers.tables
+
+    @property
+    def drafts(self) -> Tensor:
+        """Proposed tokens by slot, int64 ``[slots + 1, depth]``."""
+        return self.registers.drafts
+
     @torch.inference_mode()
+    def use_graphs(self) -> Iterator[str]:
+        """Run decode steps from static buffers from now on, captured into graphs on CUDA; yields what it works on.
+
+        Raises:
+            EngineError: a shape cannot be captured.
+        """
+        length = self.geometry.context + self.geometry.slack
+        runner = StaticRunner(self.program, self.geometry.slots, [self.depth], length, self.device)
+        yield from runner.capture()
+        self.runner = runner
+
     def execute(self, tick: int, operations: Sequence[Operation]) -> StepResult:
-        """Run one tick's operations in order.
+        """Run one tick's operations in order and wait for what they commit.
 
         Raises:
             EngineError: an operation breaks its contract, or a row has no finite logit.
         """
-        results: list[SlotResult] = []
+        return self.launch(tick, operations).wait()
+
+    @torch.inference_mode()
+    def launch(self, tick: int, operations: Sequence[Operation]) -> Pending:
+        """Hand one tick's operations to the device, in order. Earlier ticks may be unread still.
+
+        The host waits for those first where it has to pick a token itself: it needs to know what came before.
+
+        Raises:
+            EngineError: an operation breaks its contract, or a row that had to be read has no finite logit.
+        """
+        parts: list[Part] = []
         for kind, run in groupby(operations, type):
             if kind is Prefill:
                 for together in _rounds([op for op in run if isinstance(op, Prefill)]):
-                    results += self._prefill(together)
+                    parts += self._prefill(together)
                 continue
             for op in run:
                 if isinstance(op, Decode):
-                    results += self._decode(op)
+                    parts.append(self._decode(op))
                 else:
                     self._arrange(op)
-        return StepResult(tick=tick, slots=tuple(results))
+        pending = Pending(tick, tuple(parts), self._settle)
+        self._unread.append(pending)
+        return pending
+
+    @torch.inference_mode()
+    def _settle(self, last: Pending | None = None) -> None:
+        """Read outstanding ticks in order, up to ``last``."""
+        while self._unread and (last is None or last.result is None):
+            pending = self._unread[0]
+            slots = [result for part in pending.parts for result in self._read(part)]
+            pending.result = StepResult(tick=pending.tick, slots=tuple(slots))
+            self._unread.popleft()
+
+    def _read(self, part: Part) -> Iterator[SlotResult]:
+        """What a part committed; the bounds of its requests become exact by it."""
+        for at, (info, row) in enumerate(zip(part.requests, part.download.values(), strict=True)):
+            *picked, accepted, fault, length = row
+            if fault < part.width:
+                raise EngineError(
+                    "the logits have no finite largest value",
+                    where=f"slot {info.slot}, position {length + 1 + fault}",
+                    expected="at least one finite logit, no NaN and no +inf",
+                    hint="check the model's weights and kernels",
+                )
+            count = accepted + 1
+            tokens = tuple(picked[:count])
+            info.bound -= part.width - count
+            if self.slots.get(info.slot) is info:
+                self.sampler.commit(info.slot, tokens)
+            logprobs = None
+            if info.logprobs:
+                first = at * part.width
+                logprobs = tuple(p or TokenLogprobs(0.0) for p in part.logprobs[first : first + count])
+            yield SlotResult(info.slot, info.request, tokens, logprobs, part.drafted)
 
     def _arrange(self, op: Operation) -> None:
         match op:
@@ -110,14 +169,14 @@ class Engine:
                     raise EngineError(
                         f"slot {slot} would have {end} blocks", expected=f"<= {self.geometry.table_width}"
                     )
-                self.tables[slot, info.blocks : end] = torch.tensor(blocks, device=self.device)
+                self.registers.extend(slot, info.blocks, upload(blocks, self.device))
                 info.blocks = end
             case Snapshot(slot=slot, arena=arena):
                 self._info(slot)
-                self.state.save(slot, int(self.candidates[slot]), arena)
+                self.state.save(slot, self.registers.candidates, arena)
             case Release(slot=slot):
                 del self.slots[slot]
-                self.tables[slot].zero_()
+                self.registers.release(slot)
                 self.sampler.release(slot)
             case _:
                 raise EngineError(f"unknown operation {type(op).__name__}")
@@ -125,9 +184,9 @@ class Engine:
     def _begin(self, op: Begin) -> None:
         if op.slot in self.slots:
             raise EngineError(f"slot {op.slot} is taken", found=f"request {self.slots[op.slot].request}")
-        self.slots[op.slot] = SlotInfo(op.request, op.prompt, op.logprobs >= 0, 0, op.cached)
+        self.slots[op.slot] = SlotInfo(op.slot, op.request, op.prompt, op.logprobs >= 0, 0, op.cached)
         self._arrange(Extend(op.slot, op.blocks))
-        self.lengths[op.slot], self.candidates[op.slot] = op.cached, 0
+        self.registers.begin(op.slot, op.cached)
         self.state.clear(op.slot)
         if op.arena >= 0:
             self.state.load(op.arena, op.slot)
@@ -138,133 +197,117 @@ class Engine:
             raise EngineError(f"slot {slot} holds no request")
         return self.slots[slot]
 
-    def _batch(self, slots: Sequence[int], counts: tuple[int, ...], tokens: Tensor, *, keep_rows: bool) -> StepBatch:
-        """Rows continuing each slot at its device length."""
-        which = torch.tensor(slots, device=self.device)
-        lengths = self.lengths[which]
-        offsets = torch.cat([torch.arange(n, device=self.device) for n in counts])
-        starts = torch.repeat_interleave(lengths, torch.tensor(counts, device=self.device))
-        bound = max(self.slots[s].bound + n for s, n in zip(slots, counts, strict=True))
-        return StepBatch(
-            tokens=tokens,
-            positions=starts + offsets,
-            counts=counts,
-            slots=which,
-            lengths=lengths,
-            block_tables=self.tables[which],
-            candidates=self.candidates[which],
-            keep_rows=keep_rows,
-            max_length=bound,
-        )
-
-    def _prefill(self, ops: list[Prefill]) -> list[SlotResult]:
+    def _prefill(self, ops: list[Prefill]) -> list[Part]:
         infos = [self._info(op.slot) for op in ops]
         for op, info in zip(ops, infos, strict=True):
-            self._check_rows(op.slot, op.start + op.count)
+            self._check_rows(info, op.start + op.count)
             if info.bound != op.start or op.start + op.count > len(info.prompt):
                 raise EngineError(f"prefill of slot {op.slot} at {op.start}", expected=f"start {info.bound}")
-        counts = tuple(op.count for op in ops)
-        slots = [op.slot for op in ops]
-        ids = [t for op, i in zip(ops, infos, strict=True) for t in i.prompt[op.start : op.start + op.count]]
-        batch = self._batch(slots, counts, torch.tensor(ids, device=self.device), keep_rows=False)
+        batch = self._prompt_batch(ops, infos)
         hidden = self.model.forward(batch, self.state.pools)
         for op, info in zip(ops, infos, strict=True):
             info.bound = op.start + op.count
-            self.lengths[op.slot], self.candidates[op.slot] = info.bound, 0
+            self.registers.begin(op.slot, info.bound)
         ends = batch.last_rows()
-        last = [i for i, op in enumerate(ops) if op.last]
-        results: list[SlotResult] = []
-        if last:
-            chosen, positions = [slots[i] for i in last], [infos[i].bound for i in last]
-            picks = self.sampler.pick(self.model.logits(hidden[[ends[i] for i in last]]), chosen, positions)
-            self.last_tokens[chosen] = picks.tokens
-            for n, i in enumerate(last):
-                results.append(self._result(slots[i], picks, n, 1, 0))
+        last = [at for at, op in enumerate(ops) if op.last]
+        if not last and self.drafter is None:
+            return []
+        rows, slots = upload([ends[at] for at in last], self.device), upload([ops[at].slot for at in last], self.device)
+        parts = [self._first_tokens(hidden[rows], slots, [infos[at] for at in last])] if last else []
         if self.drafter is not None:
-            self._draft_after_prefill(self.drafter, batch, hidden, ops, infos)
-        return results
+            own = self._observe(self.drafter, batch, hidden, ops, infos, rows, slots)
+            if last:
+                segments = upload(last, self.device)
+                tokens = self.registers.last_tokens[slots]
+                drafts = self.program.draft(self.drafter, batch, segments, rows, own, tokens)
+                self.registers.drafts[slots] = drafts
+        return parts
 
-    def _draft_after_prefill(
-        self, drafter: Drafter, batch: StepBatch, hidden: Tensor, ops: list[Prefill], infos: list[SlotInfo]
-    ) -> None:
-        """The drafter reads the chunk's rows; each knows its successor, the last one perhaps just picked."""
+    def _prompt_batch(self, ops: list[Prefill], infos: list[SlotInfo]) -> StepBatch:
+        """Prompt rows continuing each slot; their positions are known on the host."""
+        tokens = [t for op, i in zip(ops, infos, strict=True) for t in i.prompt[op.start : op.start + op.count]]
+        positions = [p for op in ops for p in range(op.start, op.start + op.count)]
+        rows = upload([tokens, positions], self.device)
+        segments = upload([[op.slot for op in ops], [op.start for op in ops]], self.device)
+        return StepBatch(
+            tokens=rows[0],
+            positions=rows[1],
+            counts=tuple(op.count for op in ops),
+            slots=segments[0],
+            lengths=segments[1],
+            block_tables=self.registers.tables[segments[0]],
+            candidates=self.registers.candidates[segments[0]],
+            keep_rows=False,
+            max_length=max(positions) + 1,
+        )
+
+    def _first_tokens(self, hidden: Tensor, slots: Tensor, infos: list[SlotInfo]) -> Part:
+        """Pick the token after each prompt; ``hidden`` is each one's last row."""
+        logits = self.model.logits(hidden)
+        peaks, tokens = logits.max(dim=1)
+        logprobs: tuple[TokenLogprobs | None, ...] = ()
+        if not all(self.sampler.plain(info.slot) for info in infos):
+            self._settle()
+            picks = self.sampler.pick(logits, [info.slot for info in infos], [info.bound for info in infos])
+            tokens, logprobs = picks.tokens, picks.logprobs
+        self.registers.last_tokens[slots] = tokens
+        results = pack(
+            tokens.unsqueeze(1), torch.zeros_like(tokens), peaks.isfinite().unsqueeze(1),
+            self.registers.lengths[slots] - 1,
+        )  # fmt: skip
+        return Part(tuple(infos), Download(results), 1, 0, logprobs)
+
+    def _observe(
+        self,
+        drafter: Drafter,
+        batch: StepBatch,
+        hidden: Tensor,
+        ops: list[Prefill],
+        infos: list[SlotInfo],
+        rows: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """The drafter reads the chunk's rows; each knows its successor, a prompt's last one that was just picked.
+
+        Args:
+            rows, slots: of the prompts that end here.
+        """
         following: list[int] = []
         for op, info in zip(ops, infos, strict=True):
             following += info.prompt[op.start + 1 : op.start + op.count + 1]
-            if op.last:
-                following.append(0)
-        next_tokens = torch.tensor(following, device=self.device)
-        ends = batch.last_rows()
-        for i, op in enumerate(ops):
-            if op.last:
-                next_tokens[ends[i]] = self.last_tokens[op.slot]
-        own = drafter.observe(batch, hidden, next_tokens, self.state.pools)
-        last = [i for i, op in enumerate(ops) if op.last]
-        if last:
-            rows = torch.tensor([ends[i] for i in last], device=self.device)
-            self._propose(drafter, batch, torch.tensor(last, device=self.device), rows, own)
+            following += [0] * op.last
+        next_tokens = upload(following, self.device)
+        next_tokens[rows] = self.registers.last_tokens[slots]
+        return drafter.observe(batch, hidden, next_tokens, self.state.pools)
 
-    def _propose(self, drafter: Drafter, batch: StepBatch, segments: Tensor, rows: Tensor, own: Tensor) -> None:
-        """New drafts for some segments, each from one observed row."""
-        slots = batch.slots[segments]
-        tail = StepBatch(
-            tokens=batch.tokens[rows],
-            positions=batch.positions[rows],
-            counts=(1,) * len(rows),
-            slots=slots,
-            lengths=batch.positions[rows],
-            block_tables=batch.block_tables[segments],
-            candidates=batch.candidates[segments],
-            keep_rows=True,
-            max_length=batch.max_length,
-        )
-        self.drafts[slots] = drafter.propose(tail, own[rows], self.last_tokens[slots], self.depth, self.state.pools)
-
-    def _decode(self, op: Decode) -> list[SlotResult]:
-        slots, width = list(op.slots), op.depth + 1
+    def _decode(self, op: Decode) -> Part:
+        width, infos = op.depth + 1, [self._info(slot) for slot in op.slots]
         if op.depth > self.depth:
             raise EngineError(f"a step of depth {op.depth}", expected=f"<= {self.depth}")
-        for slot in slots:
-            self._check_rows(slot, self._info(slot).bound + width)
-        which = torch.tensor(slots, device=self.device)
-        drafts = self.drafts[which, : op.depth]
-        tokens = torch.cat([self.last_tokens[which].unsqueeze(1), drafts], dim=1).flatten()
-        batch = self._batch(slots, (width,) * len(slots), tokens, keep_rows=True)
-        hidden = self.model.forward(batch, self.state.pools)
-        picks = self._verify(hidden, batch, slots, drafts)
-        chosen = picks.tokens.view(len(slots), width)
-        agree = (chosen[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
-        self.lengths[which] += agree + 1
-        self.candidates[which] = agree
-        self.last_tokens[which] = chosen.gather(1, agree.unsqueeze(1)).squeeze(1)
-        if self.drafter is not None:
-            own = self.drafter.observe(batch, hidden, picks.tokens, self.state.pools)
-            segments = torch.arange(len(slots), device=self.device)
-            self._propose(self.drafter, batch, segments, segments * width + agree, own)
-        results = []
-        for i, (slot, accepted) in enumerate(zip(slots, agree.tolist(), strict=True)):
-            self.slots[slot].bound += accepted + 1
-            results.append(self._result(slot, picks, i * width, accepted + 1, op.depth))
-        return results
+        for info in infos:
+            self._check_rows(info, info.bound + width)
+        step = self.runner.verify(op.slots, op.depth, max(info.bound for info in infos) + width)
+        picks = None
+        if not all(self.sampler.plain(slot) for slot in op.slots):
+            self._settle()
+            picks = self._sample(step, infos, width)
+        results = step.commit(None if picks is None else picks.tokens)
+        for info in infos:
+            info.bound += width
+        return Part(tuple(infos), Download(results), width, op.depth, () if picks is None else picks.logprobs)
 
-    def _verify(self, hidden: Tensor, batch: StepBatch, slots: list[int], drafts: Tensor) -> Picks:
-        width = drafts.shape[1] + 1
-        row_slots = [s for s in slots for _ in range(width)]
-        assumed = [row[:i] for row in drafts.tolist() for i in range(width)] if width > 1 else None
-        return self.sampler.pick(self.model.logits(hidden), row_slots, (batch.positions + 1).tolist(), assumed)
+    def _sample(self, step: Step, infos: list[SlotInfo], width: int) -> Picks:
+        """Picks by the host's sampler; everything before the step has been read, so the bounds are exact."""
+        slots = [info.slot for info in infos for _ in range(width)]
+        positions = [info.bound + 1 + row for info in infos for row in range(width)]
+        assumed = [row[:i] for row in step.drafts.tolist() for i in range(width)] if width > 1 else None
+        return self.sampler.pick(step.logits, slots, positions, assumed)
 
-    def _result(self, slot: int, picks: Picks, first: int, count: int, drafted: int) -> SlotResult:
-        tokens = tuple(picks.tokens[first : first + count].tolist())
-        info, logprobs = self.slots[slot], None
-        if info.logprobs:
-            logprobs = tuple(p or TokenLogprobs(0.0) for p in picks.logprobs[first : first + count])
-        self.sampler.commit(slot, tokens)
-        return SlotResult(slot=slot, request=info.request, tokens=tokens, logprobs=logprobs, drafted=drafted)
-
-    def _check_rows(self, slot: int, end: int) -> None:
-        if end > self._info(slot).blocks * self.geometry.block_tokens:
-            covered = self.slots[slot].blocks * self.geometry.block_tokens
-            raise EngineError(f"slot {slot} would write rows up to {end}", expected=f"<= {covered}, its block table")
+    def _check_rows(self, info: SlotInfo, end: int) -> None:
+        covered = info.blocks * self.geometry.block_tokens
+        if end > covered:
+            what = f"slot {info.slot} would write rows up to {end}"
+            raise EngineError(what, expected=f"<= {covered}, its block table")
 
 
 def _rounds(ops: Sequence[Prefill]) -> Iterator[list[Prefill]]:

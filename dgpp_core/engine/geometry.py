@@ -19,7 +19,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
     """What the pools of one rank are allocated for.
 
     Attributes:
-        slots: requests that may hold state at once.
+        slots: requests that may hold state at once; window and recurrent pools have one slot more, for inert segments.
         blocks: blocks that may be handed out; block 0 comes on top and takes the rows of inert segments.
         block_tokens: tokens a block.
         snapshots: arena slots.
@@ -50,8 +50,8 @@ def pool_shape(group: StateGroup, geometry: Geometry) -> tuple[int, ...]:
     if isinstance(group, PagedGroup):
         return (group.layers, geometry.blocks + 1, group.heads, geometry.block_tokens, group.width)
     if isinstance(group, WindowGroup):
-        return (group.layers, geometry.slots, group.heads, group.window + geometry.step_width, group.width)
-    return (group.layers, geometry.slots, geometry.step_width, *group.shape)
+        return (group.layers, geometry.slots + 1, group.heads, group.window + geometry.step_width, group.width)
+    return (group.layers, geometry.slots + 1, geometry.step_width, *group.shape)
 
 
 def snapshot_shape(group: StateGroup, step_width: int) -> tuple[int, ...] | None:

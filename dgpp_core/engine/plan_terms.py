@@ -102,9 +102,9 @@ def state_lines(groups: Sequence[StateGroup], geometry: Geometry) -> Iterator[Pl
         if isinstance(group, PagedGroup):
             note = f"{geometry.blocks} + 1 blocks of {geometry.block_tokens} tokens"
         elif isinstance(group, WindowGroup):
-            note = f"{geometry.slots} rings of {group.window} + {geometry.step_width} tokens"
+            note = f"{geometry.slots} + 1 rings of {group.window} + {geometry.step_width} tokens"
         else:
-            note = f"{geometry.slots} slots, {geometry.step_width} candidates each"
+            note = f"{geometry.slots} + 1 slots, {geometry.step_width} candidates each"
         yield PlanLine(f"state: {group.name}", total, note, exact=True)
     if geometry.snapshots:
         arena = geometry.snapshots * snapshot_bytes(groups, geometry.step_width)

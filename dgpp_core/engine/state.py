@@ -47,11 +47,17 @@ class StatePools:
             if isinstance(group, RecurrentGroup):
                 self.pools[group.name][:, slot].zero_()
 
-    def save(self, slot: int, candidate: int, arena: int) -> None:
-        """Copy a slot's window and recurrent state into an arena slot."""
+    def save(self, slot: int, candidates: Tensor, arena: int) -> None:
+        """Copy a slot's window and recurrent state into an arena slot.
+
+        Args:
+            candidates: int64 ``[slots or more]`` on the device: which recurrent candidate is a slot's committed one.
+        """
         for name, target in self.arenas.items():
-            pool = self.pools[name]
-            target[:, arena] = pool[:, slot] if self._is_window(name) else pool[:, slot, candidate]
+            rows = self.pools[name][:, slot]
+            if not self._is_window(name):
+                rows = rows.index_select(1, candidates[slot : slot + 1]).squeeze(1)
+            target[:, arena] = rows
 
     def load(self, arena: int, slot: int) -> None:
         """Copy an arena slot into a slot, as its recurrent candidate 0."""

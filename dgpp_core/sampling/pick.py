@@ -46,6 +46,10 @@ class _Slot(msgspec.Struct, frozen=True, eq=False):
     def shaped(self) -> bool:
         return self.counts is not None or self.bias is not None
 
+    @property
+    def plain(self) -> bool:
+        return self.params.temperature == 0 and self.logprobs < 0 and not self.shaped
+
 
 class Sampler:
     """Picks tokens for the requests that hold a slot.
@@ -83,6 +87,14 @@ class Sampler:
         validate(params, self._vocab_size)
         counts = self._count(prompt, None) if params.penalised else None
         self._slots[slot] = _Slot(params, logprobs, counts, self._bias(params))
+
+    def plain(self, slot: int) -> bool:
+        """Whether the likeliest token is the slot's pick and nothing is reported about it.
+
+        Raises:
+            EngineError: the slot is free.
+        """
+        return self._state(slot).plain
 
     def release(self, slot: int) -> None:
         """Drop the slot's state, if it has any."""
@@ -125,7 +137,7 @@ class Sampler:
             _require_finite(peak, "the logits have no finite largest value", slots[row], positions[row])
             state = self._state(slots[row])
             mask = masks[row] if masks else None
-            if state.params.temperature == 0 and state.logprobs < 0 and not state.shaped and mask is None:
+            if state.plain and mask is None:
                 continue
             choice = self._choose(state, logits[row], slots[row], positions[row], drafts[row] if drafts else (), mask)
             tokens[row], logprobs[row] = choice.token, choice.logprobs

@@ -99,8 +99,8 @@ def test_exact_lines_are_the_bytes_that_are_allocated(
 def test_state_by_hand() -> None:
     found = plan(EngineSettings(kv_capacity=100, max_concurrency=3, prefix_cache_gib=3 * 14200 / 2**30, mtp_depth=5))
     assert line(found, "state: k") == 2 * (2 + 1) * 2 * 64 * 16 * 4
-    assert line(found, "state: w") == 3 * 3 * 2 * (32 + 2) * 16 * 4
-    assert line(found, "state: r") == 4 * 3 * 2 * 105 * 4
+    assert line(found, "state: w") == 3 * (3 + 1) * 2 * (32 + 2) * 16 * 4
+    assert line(found, "state: r") == 4 * (3 + 1) * 2 * 105 * 4
     snapshot = 3 * 2 * 34 * 16 * 4 + 4 * 105 * 4
     assert snapshot <= 14736
     assert line(found, "prefix snapshots") == (3 * 14200 // snapshot) * snapshot

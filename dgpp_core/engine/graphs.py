@@ -1,0 +1,207 @@
+"""Decode steps from static buffers, captured into CUDA graphs.
+
+A *family* is a decode shape: so many segments of 1 + depth rows. A step runs in the smallest family that holds its
+requests; the segments left over are inert. Each family is two graphs, so that the host may pick between them: the
+first ends with the logits and the greedy picks, the second commits whatever picks are in its buffer and drafts anew.
+Where every request is greedy both are launched at once, and the host reads nothing.
+
+All that a step needs from the host is which slots take part. The rest is gathered on the device from the registers.
+
+On a CPU the same buffers and the same code run without capture, so that they can be tested anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dgpp_core.api import EngineError
+from dgpp_core.engine.program import DecodeProgram, Verified
+from dgpp_core.engine.runner import Step
+from dgpp_core.engine.transfer import upload
+
+MAX_FAMILIES = 64
+WARM_STEPS = 2
+
+Mark = Callable[[str], None]
+"""Called on the host as a step's device work is queued: ``begin`` before its first kernel, ``end`` after its last."""
+
+
+def family_sizes(slots: int) -> list[int]:
+    """Segments of each family for up to ``slots`` requests: powers of two, the numbers halfway, and ``slots`` itself.
+
+    1, 2, 3, 4, 6, 8, 12, 16, 24 ...: less than a third of a step's segments is inert.
+    """
+    sizes, size = {slots}, 1
+    while size < slots:
+        sizes |= {size, size * 3 // 2}
+        size *= 2
+    return sorted(size for size in sizes if size <= slots)
+
+
+class Family:
+    """One decode shape with its buffers.
+
+    Args:
+        segments: requests it has room for.
+        width: rows a request.
+        max_length: bound on the positions + 1 of any request.
+    """
+
+    def __init__(
+        self, program: DecodeProgram, segments: int, width: int, max_length: int, device: torch.device
+    ) -> None:
+        self.segments, self.width = segments, width
+        self._program, self._max_length, self._device = program, max_length, device
+        self._inert = program.registers.inert
+        self._held: tuple[int, ...] = (self._inert,) * segments
+        self._slots = torch.full((segments,), self._inert, dtype=torch.int64, device=device)
+        self._picked = torch.zeros(segments * width, dtype=torch.int64, device=device)
+        self._results: Tensor | None = None
+        self._verified: Verified | None = None
+        self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.segments} requests of {self.width} rows"
+
+    def capture(self, pool: Any) -> None:
+        """Compile what the shape needs and capture both graphs; every segment is inert meanwhile.
+
+        Args:
+            pool: handle of the memory that all families share.
+
+        Raises:
+            EngineError: naming the family.
+        """
+        try:
+            for _ in range(WARM_STEPS):
+                self.run_verify()
+                self.run_commit()
+            torch.cuda.synchronize(self._device)
+            first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(first, pool=pool, capture_error_mode="thread_local"):
+                self._verify()
+            with torch.cuda.graph(second, pool=pool, capture_error_mode="thread_local"):
+                self._commit()
+        except Exception as error:
+            raise EngineError(
+                "a decode graph cannot be captured",
+                where=self.name,
+                found=f"{type(error).__name__}: {error}",
+                expected="a forward without host reads of device values",
+                hint="set decode_graph to false to serve without graphs, and report this",
+            ) from error
+        self._graphs = first, second
+
+    def take(self, slots: Sequence[int]) -> None:
+        """The requests of the next step."""
+        wanted = (*slots, *(self._inert for _ in range(self.segments - len(slots))))
+        if wanted != self._held:
+            self._slots.copy_(upload(wanted, self._device), non_blocking=True)
+            self._held = wanted
+
+    def run_verify(self) -> Verified:
+        """The first half of a step, for the slots in the buffer."""
+        if self._graphs is not None:
+            self._graphs[0].replay()
+        else:
+            self._verify()
+        assert self._verified is not None
+        return self._verified
+
+    def run_commit(self, picked: Tensor | None = None) -> Tensor:
+        """The second half; ``picked`` holds the first rows' tokens, by default the greedy ones of all."""
+        if picked is not None:
+            self._picked[: len(picked)].copy_(picked, non_blocking=True)
+        if self._graphs is not None:
+            self._graphs[1].replay()
+        else:
+            self._commit()
+        assert self._results is not None
+        return self._results
+
+    def _verify(self) -> None:
+        self._verified = self._program.verify(self._slots, self.width, self._max_length)
+        self._picked.copy_(self._verified.greedy)
+
+    def _commit(self) -> None:
+        assert self._verified is not None
+        results = self._program.commit(self._verified, self._picked)
+        if self._results is None:
+            self._results = torch.empty_like(results)
+        self._results.copy_(results)
+
+
+class StaticStep:
+    """See `Step`: the live part of a family's buffers."""
+
+    def __init__(self, family: Family, live: int, mark: Mark | None) -> None:
+        self._family, self._live, self._mark = family, live, mark
+        self._verified = family.run_verify()
+
+    @property
+    def logits(self) -> Tensor:
+        return self._verified.logits[: self._live * self._family.width]
+
+    @property
+    def drafts(self) -> Tensor:
+        return self._verified.drafts[: self._live]
+
+    def commit(self, picked: Tensor | None) -> Tensor:
+        results = self._family.run_commit(picked)[: self._live]
+        if self._mark is not None:
+            self._mark("end")
+        return results
+
+
+class StaticRunner:
+    """Runs every step in a family's buffers.
+
+    Args:
+        slots: most requests of a step.
+        depths: draft depths that steps may have.
+        max_length: bound on the positions + 1 of any request.
+
+    Attributes:
+        mark: for measuring; see `Mark`.
+    """
+
+    def __init__(
+        self, program: DecodeProgram, slots: int, depths: Sequence[int], max_length: int, device: torch.device
+    ) -> None:
+        sizes = family_sizes(slots)
+        if len(sizes) * len(depths) > MAX_FAMILIES:
+            raise EngineError(
+                "too many decode shapes",
+                found=f"{len(sizes)} request counts x {len(depths)} draft depths",
+                expected=f"<= {MAX_FAMILIES}",
+                hint="lower max_concurrency or mtp_depth",
+            )
+        self._sizes, self._device = sizes, device
+        self._families = {
+            (size, depth): Family(program, size, depth + 1, max_length, device) for depth in depths for size in sizes
+        }
+        self.mark: Mark | None = None
+
+    def capture(self) -> Iterator[str]:
+        """Capture every family, the largest first so that the others fit into its memory; yields each one's name."""
+        if self._device.type != "cuda":
+            return
+        pool = torch.cuda.graph_pool_handle()
+        for family in sorted(self._families.values(), key=lambda f: -f.segments * f.width):
+            yield family.name
+            family.capture(pool)
+
+    def verify(self, slots: Sequence[int], depth: int, max_length: int) -> Step:
+        """See `dgpp_core.engine.runner.Runner`; ``max_length`` is the family's own."""
+        size = next(size for size in self._sizes if size >= len(slots))
+        family = self._families[size, depth]
+        family.take(slots)
+        if self.mark is not None:
+            self.mark("begin")
+        return StaticStep(family, len(slots), self.mark)

@@ -1,0 +1,70 @@
+"""How decode steps are brought to the device: shape by shape as they come, or from captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dgpp_core.engine.program import DecodeProgram
+from dgpp_core.engine.transfer import upload
+
+
+class Step(Protocol):
+    """A decode step whose rows have been run and whose tokens are not committed yet."""
+
+    @property
+    def logits(self) -> Tensor:
+        """float32 ``[live segments x width, vocab]``."""
+        ...
+
+    @property
+    def drafts(self) -> Tensor:
+        """int64 ``[live segments, depth]``."""
+        ...
+
+    def commit(self, picked: Tensor | None) -> Tensor:
+        """Finish the step with the picks of every live row, or with the greedy ones; see `DecodeProgram.commit`.
+
+        The returned rows, one a live segment, may be overwritten by the next step.
+        """
+        ...
+
+
+class Runner(Protocol):
+    """Runs decode steps."""
+
+    def verify(self, slots: Sequence[int], depth: int, max_length: int) -> Step:
+        """The first half of a step; does not wait for the device."""
+        ...
+
+
+class EagerStep:
+    """See `Step`."""
+
+    def __init__(self, program: DecodeProgram, slots: Tensor, width: int, max_length: int) -> None:
+        self._program, self._step = program, program.verify(slots, width, max_length)
+
+    @property
+    def logits(self) -> Tensor:
+        return self._step.logits
+
+    @property
+    def drafts(self) -> Tensor:
+        return self._step.drafts
+
+    def commit(self, picked: Tensor | None) -> Tensor:
+        return self._program.commit(self._step, self._step.greedy if picked is None else picked)
+
+
+class EagerRunner:
+    """Runs each step in the shape it comes in."""
+
+    def __init__(self, program: DecodeProgram, device: torch.device) -> None:
+        self._program, self._device = program, device
+
+    def verify(self, slots: Sequence[int], depth: int, max_length: int) -> Step:
+        """See `Runner`."""
+        return EagerStep(self._program, upload(slots, self._device), depth + 1, max_length)
