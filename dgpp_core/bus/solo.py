@@ -10,6 +10,7 @@ class SoloBus:
 
     rank = 0
     world = 1
+    capturable = True
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """The only rank's part is the sum."""
@@ -18,3 +19,6 @@ class SoloBus:
     def all_gather(self, part: Tensor, dim: int) -> Tensor:
         """The only rank's part is the whole."""
         return part
+
+    def barrier(self) -> None:
+        """There is nobody to wait for."""
