@@ -21,17 +21,20 @@ class Init(msgspec.Struct, frozen=True):
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of the checkpoint and where it goes.
+    """One tensor or stored matrix of the checkpoint and where it goes.
 
     Attributes:
-        name: the tensor's name in the checkpoint.
-        shape: its whole (uncut) shape there.
+        name: the tensor's name in the checkpoint. That of a stored matrix ends in ``.weight`` whatever its tensors
+            are called: their names follow from the storage.
+        shape: the whole (uncut) shape of the values, ``[N, K]`` of a matrix, not of the tensors that hold them.
         target: the parameter it becomes. Several bindings with one target are concatenated along axis 0 in table
-            order (fused query/key/value, gate/up).
+            order (fused query/key/value, gate/up, a layer's experts).
         role: how the parameter is used; decides its resident form and so its bytes in the memory plan.
         cut: the axis that tensor-parallel ranks divide, or None for a copy on every rank.
-        formats: the safetensors dtypes accepted for it.
+        formats: the safetensors dtypes accepted for it, where it is stored ``dense``.
         init: how a random checkpoint fills it.
+        storage: how the checkpoint stores it; a key of `dgpp_core.formats.storage.STORAGES`.
+        resident: the storage that a matrix is converted to when it is loaded onto a GPU; empty keeps its own.
     """
 
     name: str
@@ -41,6 +44,13 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     cut: int | None = None
     formats: tuple[str, ...] = ("F32", "BF16", "F16")
     init: Init = Init()
+    storage: str = "dense"
+    resident: str = ""
+
+    @property
+    def stays_float32(self) -> bool:
+        """Whether no device narrows it: nothing but F32 is accepted for it (a router's correction bias)."""
+        return self.formats == ("F32",)
 
 
 class BindingTable(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -10,6 +10,8 @@ import msgspec
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from dgpp_core.formats.matrix import Matrix
 
 
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -59,28 +61,65 @@ State = Mapping[str, "Tensor"]
 
 
 class Bus(Protocol):
-    """Collectives among the ranks that share a model."""
+    """Collectives among the ranks that share a model. Every rank issues the same ones in the same order.
+
+    Attributes:
+        rank: this rank, 0 .. world - 1.
+        world: how many ranks there are.
+        capturable: collectives on CUDA tensors can be captured into a CUDA graph.
+    """
 
     rank: int
     world: int
+    capturable: bool
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """Sum of every rank's ``partial``, folded in rank order so that all ranks get the same bits."""
+        """Sum of every rank's ``partial``, folded in rank order so that all ranks get the same bits.
+
+        The parts are widened to float32, added in ascending order of rank and rounded once to the dtype they came in.
+        """
         ...
 
     def all_gather(self, part: Tensor, dim: int) -> Tensor:
         """Every rank's ``part``, concatenated along ``dim`` in rank order."""
         ...
 
+    def barrier(self) -> None:
+        """Wait on the host until every rank is here."""
+        ...
+
 
 class Weights(Protocol):
-    """The checkpoint as the model takes it: cut for this rank, in stored or widened form."""
+    """The checkpoint as the model takes it: cut for this rank, in stored or widened form.
+
+    Every parameter is taken exactly once, by `take` or by `matrix`.
+    """
 
     def take(self, target: str) -> Tensor:
-        """The parameter ``target`` on the model's device. Each is taken exactly once.
+        """The parameter ``target`` as one tensor on the model's device; for whatever is stored dense.
 
         Raises:
             CheckpointError: it is not in the binding table or was taken before.
+        """
+        ...
+
+    def matrix(self, target: str) -> Matrix:
+        """The matrix of a linear layer in the form the checkpoint stores it in; raises as `take`.
+
+        A dense one has the dtype that `take` would give it.
+        """
+        ...
+
+    def prepared(self, target: str, form: str, make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """A taken parameter in an operation's own form, which the resident image keeps in place of the stored one.
+
+        An operation that reorders or recodes a weight calls this instead of ``make``, and holds on to nothing but the
+        result. On a cold start ``make`` is called; from an image the tensors come back and ``make`` is not called. The
+        matrix has then only shapes: its tensors are on torch's ``meta`` device.
+
+        Args:
+            form: names the layout; another layout needs another name.
+            make: from the stored matrix to the tensors of the form, by name.
         """
         ...
 

@@ -34,7 +34,10 @@ _FRESH = "fetch or copy the checkpoint again"
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of a checkpoint: bytes ``start .. end`` of ``file``, row-major."""
+    """One tensor of a checkpoint: bytes ``start .. end`` of ``file``, row-major.
+
+    ``listed`` is False where the checkpoint does not say that the file is one of its own (see `read_headers`).
+    """
 
     name: str
     dtype: str
@@ -42,6 +45,7 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
     file: Path
     start: int
     end: int
+    listed: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -53,6 +57,8 @@ def read_headers(folder: Path) -> Mapping[str, TensorEntry]:
     """Every tensor of the checkpoint in ``folder``, by name.
 
     The files are those of ``model.safetensors.index.json``, else ``model.safetensors``, else one complete numbered set.
+    Any other ``*.safetensors`` beside them is read too, since an index may be older than a file that was added to it
+    (``mtp.safetensors``); its entries are not ``listed``, and give way to a listed tensor of their name.
 
     Raises:
         CheckpointError: naming file and tensor: a file that is missing, short, long or damaged, byte ranges that
@@ -63,10 +69,7 @@ def read_headers(folder: Path) -> Mapping[str, TensorEntry]:
     entries: dict[str, TensorEntry] = {}
     for name in files:
         for entry in _read_file(folder / name):
-            if (twin := entries.get(entry.name)) is not None:
-                raise CheckpointError(
-                    f"the tensor {entry.name} is in two files", where=f"{twin.file} and {entry.file}", hint=_FRESH
-                )
+            _add(entries, entry)
             if placed is not None and placed.get(entry.name) != name:
                 raise CheckpointError(
                     f"the tensor {entry.name} is not where the index says",
@@ -75,7 +78,6 @@ def read_headers(folder: Path) -> Mapping[str, TensorEntry]:
                     expected=placed.get(entry.name) or "an entry in weight_map",
                     hint=_FRESH,
                 )
-            entries[entry.name] = entry
     for tensor, name in (placed or {}).items():
         if tensor not in entries:
             raise CheckpointError(
@@ -83,7 +85,24 @@ def read_headers(folder: Path) -> Mapping[str, TensorEntry]:
                 where=str(folder / name),
                 hint=_FRESH,
             )
-    return entries
+    return {**_others(folder, files), **entries}
+
+
+def _add(entries: dict[str, TensorEntry], entry: TensorEntry) -> None:
+    if (twin := entries.get(entry.name)) is not None:
+        raise CheckpointError(
+            f"the tensor {entry.name} is in two files", where=f"{twin.file} and {entry.file}", hint=_FRESH
+        )
+    entries[entry.name] = entry
+
+
+def _others(folder: Path, files: list[str]) -> dict[str, TensorEntry]:
+    """The tensors of every file that is not one of ``files``."""
+    found: dict[str, TensorEntry] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        for entry in _read_file(path) if path.name not in files else ():
+            _add(found, msgspec.structs.replace(entry, listed=False))
+    return found
 
 
 def _read_index(path: Path) -> dict[str, str]:

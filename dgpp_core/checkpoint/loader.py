@@ -1,94 +1,23 @@
-"""Loading a checkpoint by its binding table: all checked by name, then each parameter read once, cut and widened."""
+"""Loading a checkpoint by its binding table: all checked by name, then each parameter read once and cut."""
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Mapping
-from io import BufferedReader
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from dgpp_core.api.bindings import Binding, BindingTable
 from dgpp_core.api.errors import CheckpointError
+from dgpp_core.checkpoint.check import check_bindings, present_parts
 from dgpp_core.checkpoint.cuts import cut_range, cut_shape
-from dgpp_core.checkpoint.headers import STAGING_BYTES, TensorEntry
-
-TORCH_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
-
-
-def check_bindings(table: BindingTable, entries: Mapping[str, TensorEntry], world: int = 1) -> None:
-    """Compare the checkpoint with what the model expects, before anything is allocated.
-
-    Raises:
-        CheckpointError: naming file and tensor: one that is bound twice, missing, unknown, of another shape, stored in
-            a dtype that is not accepted, or with a cut axis that ``world`` ranks cannot divide.
-    """
-    bound: set[str] = set()
-    for binding in table.tensors:
-        if binding.name in bound:
-            raise CheckpointError(
-                f"the tensor {binding.name} is bound twice", where=f"binding table, target {binding.target}"
-            )
-        bound.add(binding.name)
-    if missing := [binding for binding in table.tensors if binding.name not in entries]:
-        raise CheckpointError(
-            f"the checkpoint has no tensor {missing[0].name}",
-            where=", ".join(sorted({str(entry.file) for entry in entries.values()})),
-            found=f"{len(missing)} of {len(table.tensors)} expected tensors missing",
-            expected=", ".join(binding.name for binding in missing[:5]) + (", …" if len(missing) > 5 else ""),
-            hint="the checkpoint is incomplete or belongs to another model",
-        )
-    for binding in table.tensors:
-        _check_entry(binding, entries[binding.name], world)
-    _check_half_precision(table, entries)
-    for name, entry in entries.items():
-        if name not in bound and not any(fnmatch.fnmatchcase(name, pattern) for pattern in table.ignored):
-            raise CheckpointError(
-                f"the checkpoint has a tensor that the model does not know: {name}",
-                where=str(entry.file),
-                found=f"{entry.dtype} {list(entry.shape)}",
-                hint="the checkpoint belongs to another model, or to a newer version of its plugin",
-            )
-
-
-def _check_entry(binding: Binding, entry: TensorEntry, world: int) -> None:
-    if entry.shape != binding.shape:
-        raise CheckpointError(
-            f"the tensor {entry.name} has the wrong shape",
-            where=str(entry.file),
-            found=str(list(entry.shape)),
-            expected=str(list(binding.shape)),
-            hint="config.json and the weights do not belong together",
-        )
-    if entry.dtype not in binding.formats or entry.dtype not in TORCH_DTYPES:
-        raise CheckpointError(
-            f"the tensor {entry.name} is stored in a dtype that is not accepted",
-            where=str(entry.file),
-            found=entry.dtype,
-            expected=" or ".join(binding.formats),
-        )
-    cut_range(binding, 0, world)
-
-
-def _check_half_precision(table: BindingTable, entries: Mapping[str, TensorEntry]) -> None:
-    """Refuse F16 and BF16 side by side: one taken for the other fits in size and loads as noise."""
-    either = [entries[b.name] for b in table.tensors if {"F16", "BF16"} <= set(b.formats)]
-    halves = {dtype: [entry for entry in either if entry.dtype == dtype] for dtype in ("F16", "BF16")}
-    few, many = sorted(halves.values(), key=len)
-    if few:
-        raise CheckpointError(
-            f"the tensor {few[0].name} is {few[0].dtype} while most of the checkpoint is {many[0].dtype}",
-            where=str(few[0].file),
-            found=f"{len(few)} {few[0].dtype} and {len(many)} {many[0].dtype} tensors",
-            expected="one of the two throughout",
-            hint="fetch or copy the checkpoint again",
-        )
+from dgpp_core.checkpoint.headers import TensorEntry
+from dgpp_core.checkpoint.reader import TORCH_DTYPES, TensorReader
+from dgpp_core.checkpoint.stacking import stack
+from dgpp_core.formats.codec import decode, encode
+from dgpp_core.formats.dense import DenseMatrix
+from dgpp_core.formats.matrix import Matrix
+from dgpp_core.formats.storage import Part
 
 
 class CheckpointWeights:
@@ -98,12 +27,13 @@ class CheckpointWeights:
         table: what the model expects; checked against ``entries`` first.
         entries: the checkpoint's tensors, from `read_headers`.
         device: where parameters are made.
-        dtype: what floating-point parameters are widened to; integers stay as stored.
+        dtype: what dense floating-point parameters are converted to; integers stay as stored, and so does what is
+            accepted as F32 alone.
         rank, world: which part of each cut tensor this process holds.
         progress: called with (stored bytes read, stored bytes in all) after each parameter.
 
     Raises:
-        CheckpointError: as `check_bindings`.
+        CheckpointError, PluginError: as `check_bindings`.
     """
 
     def __init__(
@@ -124,38 +54,46 @@ class CheckpointWeights:
         for binding in table.tensors:
             self._waiting.setdefault(binding.target, []).append(binding)
         self._targets = frozenset(self._waiting)
-        self._files: dict[Path, BufferedReader] = {}
-        self._staging = bytearray()
-        self._done, self._total = 0, sum(entries[binding.name].nbytes for binding in table.tensors)
+        self._reader = TensorReader(device)
+        self._bytes = {target: sum(map(self._stored_bytes, parts)) for target, parts in self._waiting.items()}
+        self._done, self._total = 0, sum(self._bytes.values())
 
     def take(self, target: str) -> Tensor:
         """The parameter ``target``: its parts, each cut for this rank, concatenated along axis 0. Once each.
 
         Raises:
-            CheckpointError: not in the binding table, or taken before, or its parts do not fit together.
+            CheckpointError: not in the binding table, or taken before, or its parts do not fit together, or not dense.
         """
-        parts = self._waiting.pop(target, None)
-        if parts is None:
-            fault = "taken twice" if target in self._targets else "not in the binding table"
-            raise CheckpointError(f"the parameter {target} is {fault}", where="model build")
-        shapes = [cut_shape(part, self._world) for part in parts]
-        dtypes = {self._resident_dtype(part) for part in parts}
-        if len({shape[1:] for shape in shapes} | dtypes) != 2 or (len(parts) > 1 and not shapes[0]):
+        parts = self._claim(target)
+        if parts[0].storage != "dense":
             raise CheckpointError(
-                f"the parts of the parameter {target} do not fit together",
-                where=", ".join(part.name for part in parts),
-                found=", ".join(str(list(shape)) for shape in shapes),
+                f"the parameter {target} is no single tensor",
+                where="model build",
+                found=f"stored as {parts[0].storage}",
+                hint="take it with weights.matrix",
             )
-        shape = shapes[0] if len(parts) == 1 else (sum(s[0] for s in shapes), *shapes[0][1:])
-        whole = torch.empty(shape, dtype=dtypes.pop(), device=self._device)
-        row = 0
-        for part, part_shape in zip(parts, shapes, strict=True):
-            place = whole if len(parts) == 1 else whole.narrow(0, row, part_shape[0])
-            self._read_into(place, part)
-            row += part_shape[0] if part_shape else 0
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+        whole = self._dense(target, parts)
+        self._count(target)
         return whole
+
+    def matrix(self, target: str) -> Matrix:
+        """The matrix ``target`` as stored, cut for this rank, its parts below each other; on a GPU as ``resident``.
+
+        Raises:
+            CheckpointError: as `take`, save that any storage will do; a cut that no scale of the storage survives.
+        """
+        parts = self._claim(target)
+        if parts[0].storage == "dense" and not self._converts(parts[0]):
+            whole: Matrix = DenseMatrix(self._dense(target, parts))
+        else:
+            self._check_parts(target, parts, [cut_shape(part, self._world) for part in parts])
+            whole = stack(self._matrices(parts), len(parts))
+        self._count(target)
+        return whole
+
+    def prepared(self, target: str, form: str, make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """What ``make`` gives: nothing is kept of it."""
+        return make()
 
     def finish(self) -> None:
         """Close the files.
@@ -163,10 +101,7 @@ class CheckpointWeights:
         Raises:
             CheckpointError: naming parameters that were never taken.
         """
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-        self._staging = bytearray()
+        self._reader.close()
         if self._waiting:
             names = list(self._waiting)
             raise CheckpointError(
@@ -177,46 +112,94 @@ class CheckpointWeights:
                 + (", …" if len(names) > 5 else ""),
             )
 
-    def _resident_dtype(self, binding: Binding) -> torch.dtype:
-        stored = TORCH_DTYPES[self._entries[binding.name].dtype]
-        return self._dtype if stored.is_floating_point else stored
+    def _claim(self, target: str) -> list[Binding]:
+        parts = self._waiting.pop(target, None)
+        if parts is None:
+            fault = "taken twice" if target in self._targets else "not in the binding table"
+            raise CheckpointError(f"the parameter {target} is {fault}", where="model build")
+        return parts
 
-    def _read_into(self, place: Tensor, binding: Binding) -> None:
-        """Fill ``place`` with this rank's part, `STAGING_BYTES` at a time.
+    def _count(self, target: str) -> None:
+        self._done += self._bytes[target]
+        if self._progress is not None:
+            self._progress(self._done, self._total)
 
-        The file is read rather than mapped: a file that shrinks under a mapping ends the process without a word.
-        """
-        entry = self._entries[binding.name]
-        self._done += entry.nbytes
-        if not entry.nbytes:
-            return
-        shape, place = entry.shape or (1,), place if entry.shape else place.view(1)
-        start, count = cut_range(binding, self._rank, self._world)
-        across = binding.cut is not None and binding.cut > 0
-        first, last = (0, shape[0]) if across else (start, start + count)
-        row_bytes = entry.nbytes // shape[0]
-        step = max(1, STAGING_BYTES // row_bytes)
-        for row in range(first, last, step):
-            rows = min(step, last - row)
-            piece = self._read(entry, row * row_bytes, rows * row_bytes).view(rows, *shape[1:])
-            if binding.cut and across:
-                piece = piece.narrow(binding.cut, start, count)
-            place.narrow(0, row - first, rows).copy_(piece)
+    def _stored_bytes(self, binding: Binding) -> int:
+        return sum(self._entries[part.name].nbytes for part in present_parts(binding, self._entries))
 
-    def _read(self, entry: TensorEntry, offset: int, count: int) -> Tensor:
-        """``count`` bytes of a tensor, flat; valid until the next call."""
-        if len(self._staging) < count:
-            self._staging = bytearray(max(count, STAGING_BYTES))
-        if entry.file not in self._files:
-            self._files[entry.file] = entry.file.open("rb")
-        file = self._files[entry.file]
-        file.seek(entry.start + offset)
-        if (got := file.readinto(memoryview(self._staging)[:count])) < count:
+    def _check_parts(self, target: str, parts: Sequence[Binding], shapes: Sequence[tuple[int, ...]]) -> None:
+        if len({shape[1:] for shape in shapes}) != 1 or (len(parts) > 1 and not shapes[0]):
             raise CheckpointError(
-                f"the file became short: the tensor {entry.name} is cut off",
-                where=str(entry.file),
-                found=f"{entry.start + offset + got} bytes",
-                expected=f"at least {entry.end} bytes",
+                f"the parts of the parameter {target} do not fit together",
+                where=", ".join(part.name for part in parts),
+                found=", ".join(str(list(shape)) for shape in shapes),
             )
-        dtype = TORCH_DTYPES[entry.dtype]
-        return torch.frombuffer(self._staging, dtype=dtype, count=count // dtype.itemsize)
+
+    # dense parameters
+
+    def _dense(self, target: str, parts: Sequence[Binding]) -> Tensor:
+        shapes = [cut_shape(part, self._world) for part in parts]
+        self._check_parts(target, parts, shapes)
+        dtypes = {self._dense_dtype(part) for part in parts}
+        if len(dtypes) != 1:
+            raise CheckpointError(
+                f"the parts of the parameter {target} do not fit together",
+                where=", ".join(part.name for part in parts),
+                found=", ".join(str(dtype) for dtype in dtypes),
+            )
+        shape = shapes[0] if len(parts) == 1 else (sum(s[0] for s in shapes), *shapes[0][1:])
+        whole = torch.empty(shape, dtype=dtypes.pop(), device=self._device)
+        row = 0
+        for part, part_shape in zip(parts, shapes, strict=True):
+            place = whole if len(parts) == 1 else whole.narrow(0, row, part_shape[0])
+            self._reader.fill(place, self._entries[part.name], *self._from(part))
+            row += part_shape[0] if part_shape else 0
+        return whole
+
+    def _dense_dtype(self, binding: Binding) -> torch.dtype:
+        stored = TORCH_DTYPES[self._entries[binding.name].dtype]
+        return self._dtype if stored.is_floating_point and not binding.stays_float32 else stored
+
+    def _from(self, binding: Binding) -> tuple[int, int]:
+        """Cut axis and this rank's first index along it; (0, 0) where nothing is cut."""
+        return binding.cut or 0, cut_range(binding, self._rank, self._world)[0]
+
+    # stored matrices
+
+    def _converts(self, binding: Binding) -> bool:
+        return self._device.type == "cuda" and binding.resident not in ("", binding.storage)
+
+    def _matrices(self, bindings: Sequence[Binding]) -> Iterator[Matrix]:
+        for binding in bindings:
+            matrix = self._stored(binding)
+            if self._converts(binding):
+                matrix = decode(binding.resident, encode(binding.resident, matrix.dequantise()), matrix.shape)
+            yield matrix
+
+    def _stored(self, binding: Binding) -> Matrix:
+        """This rank's part of one stored matrix; where every row has its own scales, no other rows are read."""
+        rows, columns = binding.shape
+        axis, start = self._from(binding)
+        count = cut_range(binding, self._rank, self._world)[1]
+        present = present_parts(binding, self._entries)
+        if binding.cut == 0 and self._world > 1 and all(_row_by_row(part, rows) for part in present):
+            stored = {part.suffix: self._part(part, start, count) for part in present if part.use == "required"}
+            return decode(binding.storage, stored, (count, columns), binding.name)
+        stored = {part.suffix: self._part(part) for part in present}
+        whole = decode(binding.storage, stored, (rows, columns), binding.name)
+        if binding.cut is None or self._world == 1:
+            return whole
+        return whole.columns(start, count) if axis else whole.rows(start, count)
+
+    def _part(self, part: Part, start: int = 0, count: int = -1) -> Tensor:
+        """A stored tensor: all of it, or ``count`` rows; a scalar is always whole."""
+        entry = self._entries[part.name]
+        shape = entry.shape if count < 0 or part.shape == () else (count, *entry.shape[1:])
+        place = torch.empty(shape, dtype=TORCH_DTYPES[entry.dtype], device=self._device)
+        self._reader.fill(place, entry, 0, start if shape != entry.shape else 0)
+        return place
+
+
+def _row_by_row(part: Part, rows: int) -> bool:
+    """Whether the tensor has one row a row of the matrix, or is a scalar, or says nothing that a slice needs."""
+    return part.shape == () or part.shape[0] == rows or part.use == "optional"

@@ -110,7 +110,7 @@ def random_tensor(binding: Binding, seed: int, dtype: str) -> Tensor:
     import numpy as np
     import torch
 
-    from dgpp_core.checkpoint.loader import TORCH_DTYPES
+    from dgpp_core.checkpoint.reader import TORCH_DTYPES
 
     key = hashlib.sha256(f"{seed}/{binding.name}".encode()).digest()
     source = np.random.Generator(np.random.Philox(int.from_bytes(key[:8], "little")))

@@ -10,9 +10,10 @@ import torch
 
 from dgpp_core.api import ConfigError, ModelConfig, Shard, StateGroup, for_device
 from dgpp_core.bus.solo import SoloBus
+from dgpp_core.checkpoint.check import check_bindings
 from dgpp_core.checkpoint.config_json import read_config
 from dgpp_core.checkpoint.headers import TensorEntry, read_headers
-from dgpp_core.checkpoint.loader import CheckpointWeights, check_bindings
+from dgpp_core.checkpoint.loader import CheckpointWeights
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.geometry import Geometry, make_geometry, require_room

@@ -123,6 +123,8 @@ def _table_faults(table: BindingTable) -> Iterator[str]:
             yield f"tensor {binding.name}: shape {binding.shape} has no elements"
         elif binding.cut is not None and not 0 <= binding.cut < len(binding.shape):
             yield f"tensor {binding.name}: cut {binding.cut} is no axis of shape {binding.shape}"
+        elif binding.storage != "dense" and (binding.role != "linear" or len(binding.shape) != 2):
+            yield f"tensor {binding.name}: stored as {binding.storage}, and no matrix of a linear layer"
     for _, second in table.shared:
         if second in targets:
             yield f"parameter {second} is shared with another and has tensors of its own"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import CheckpointError, StepBatch
+from dgpp_core.checkpoint.check import check_bindings
 from dgpp_core.checkpoint.headers import read_headers
-from dgpp_core.checkpoint.loader import check_bindings
 from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.operations import Begin, Prefill, Release, Snapshot

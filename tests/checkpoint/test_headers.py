@@ -203,9 +203,17 @@ def test_a_shard_of_the_set_that_the_index_never_names(sharded: Sharded) -> None
     refusal(sharded.write(), INDEX, "the shard model-00002-of-00002.safetensors")
 
 
-def test_other_weights_beside_an_indexed_set_are_none_of_it(sharded: Sharded) -> None:
-    save_file({"x": torch.ones(1)}, sharded.folder / "consolidated.safetensors")
-    assert set(read_headers(sharded.write())) == {"alpha", "beta", "gamma"}
+@pytest.mark.parametrize("indexed", [True, False])
+def test_other_weights_beside_a_set_are_read_and_marked(sharded: Sharded, indexed: bool) -> None:
+    """A draft layer may lie in a file that the index does not know; a second copy of the weights does no harm."""
+    save_file({"x": torch.ones(1), "alpha": torch.ones(9)}, sharded.folder / "mtp.safetensors")
+    found = read_headers(sharded.write() if indexed else sharded.folder)
+    assert {name: (e.file.name, e.listed) for name, e in found.items()} == {
+        "x": ("mtp.safetensors", False),
+        **{name: (file, True) for name, file in sharded.map.items()},
+    }
+    save_file({"x": torch.ones(1)}, sharded.folder / "other.safetensors")
+    refusal(sharded.folder, "the tensor x is in two files", "mtp.safetensors", "other.safetensors")
 
 
 def test_a_tensor_in_another_file_than_the_index_says(sharded: Sharded) -> None:

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dgpp_core.api import Binding, BindingTable, CheckpointError
+from dgpp_core.checkpoint.check import check_bindings
 from dgpp_core.checkpoint.headers import TensorEntry, read_headers
-from dgpp_core.checkpoint.loader import CheckpointWeights, check_bindings
+from dgpp_core.checkpoint.loader import CheckpointWeights
 
 Tensors = dict[str, Tensor]
 
@@ -79,7 +80,7 @@ def test_values_are_widened_and_own_their_memory(
 def test_the_size_of_the_pieces_does_not_matter(
     tmp_path: Path, table: BindingTable, tensors: Tensors, monkeypatch: pytest.MonkeyPatch, staging: int, world: int
 ) -> None:
-    monkeypatch.setattr("dgpp_core.checkpoint.loader.STAGING_BYTES", staging)
+    monkeypatch.setattr("dgpp_core.checkpoint.reader.STAGING_BYTES", staging)
     loader = weights(table, written(tmp_path, tensors), world - 1, world)
     q, k = tensors["layers.0.q"].float(), tensors["layers.0.k"].float()
     cut = [q.chunk(world)[-1], k.chunk(world)[-1]]

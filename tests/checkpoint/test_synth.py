@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from dgpp_core.api import Binding, BindingTable, ConfigError, ModelSpec
+from dgpp_core.checkpoint.check import check_bindings
 from dgpp_core.checkpoint.config_json import read_config
 from dgpp_core.checkpoint.headers import INDEX, read_headers
-from dgpp_core.checkpoint.loader import check_bindings
 from dgpp_core.checkpoint.synth import random_tensor, synthesise
 from dgpp_core.text.tokenizer import Tokenizer
 

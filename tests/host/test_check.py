@@ -55,6 +55,7 @@ def test_imports_are_seen_in_a_process_of_their_own(
         (EMBED + ",", EMBED + "," + EMBED, "tensor embed is there 2 times"),
         (EMBED, EMBED.replace("8)", "0)"), "tensor embed: shape (16, 0) has no elements"),
         (EMBED, EMBED.replace("role=", "cut=2, role="), "tensor embed: cut 2 is no axis of shape (16, 8)"),
+        (EMBED, EMBED.replace("role=", "storage='nvfp4', role="), "tensor embed: stored as nvfp4, and no matrix"),
         (EMBED + ",)", EMBED + ",), shared=(('embed', 'embed'),)", "parameter embed is shared with another"),
         (EMBED + ",)", EMBED + ",), shared=(('none', 'head'),)", "parameter none is shared and has no tensors"),
         ("width=8)]", "width=8)] * 2", "state group k is there 2 times"),
