@@ -76,6 +76,17 @@ def encode(storage: str, weight: Tensor) -> dict[str, Tensor]:
     return dict(zip(suffixes, values, strict=True))
 
 
+def convert(matrix: Matrix, storage: str) -> Matrix:
+    """The matrix in another stored form, rounded to nearest; on its device, in float32 on the way.
+
+    Convert a whole matrix before it is cut: its scales then do not depend on the number of ranks.
+
+    Raises:
+        CheckpointError, PluginError: as `parts`.
+    """
+    return decode(storage, encode(storage, matrix.dequantise()), matrix.shape)
+
+
 def _encoded(storage: str, weight: Tensor) -> list[Tensor]:
     match storage:
         case "dense":
