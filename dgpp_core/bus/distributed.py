@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from dgpp_core.api import EngineError
 from dgpp_core.bus.call import Call, another, disagreement
 from dgpp_core.bus.fold import fold, require_payload
-from dgpp_core.bus.rendezvous import Hello, enter
+from dgpp_core.bus.rendezvous import Hello, enter, leave
 
 TIMEOUT = 120.0
 """Seconds for forming a world and for each collective; peers may still be loading."""
@@ -70,11 +70,15 @@ class DistributedBus:
             raise self._give_up(EngineError(what, where=where, found="another digest than rank 0's"))
 
     def close(self, reason: str = "") -> None:
-        """Leave the world; with a ``reason``, the others are told it when they miss this rank."""
+        """Leave the world; with a ``reason``, the others are told it when they miss this rank.
+
+        Rank 0 stays up to `LINGER` seconds longer than the others.
+        """
         if reason:
             self._publish(f"rank {self.rank} failed: {reason}")
         if dist.is_initialized():
             dist.destroy_process_group()
+            leave(self._store, self.rank, self.world)
         self._fault = self._fault or EngineError("this rank has left the world", where=f"rank {self.rank}")
 
     def __enter__(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from datetime import timedelta
@@ -12,6 +13,9 @@ from torch.distributed.distributed_c10d import Store
 
 import dgpp_core
 from dgpp_core.api import EngineError
+
+LINGER = 2.0
+"""Seconds that rank 0 keeps the store for others that have not left yet: they may want to read what went wrong."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,16 +48,31 @@ def enter(rank: int, address: str, hello: Hello, timeout: float) -> Store:
         EngineError: the address is malformed, taken or silent; a rank is missing, doubled or unlike rank 0.
     """
     store = _open(rank, address, timeout)
-    mine = msgspec.json.encode(hello).decode()
     try:
-        if (there := store.compare_set(_key(rank), "", mine).decode()) != mine:
-            raise EngineError("two processes claim one rank", where=f"rank {rank}", found=f"{there} and {mine}")
-        hellos = [_read(store, other, hello.world, timeout) for other in range(hello.world)]
+        _compare(store, rank, hello, timeout)
+    except EngineError:
+        leave(store, rank, hello.world)
+        raise
     except RuntimeError as error:  # torch's errors of the network
         raise EngineError("the rendezvous broke off", where=address, found=str(error).splitlines()[0]) from error
+    return store
+
+
+def leave(store: Store, rank: int, world: int) -> None:
+    """Part from the others; rank 0, with whom the store goes, waits for them a while."""
+    with contextlib.suppress(RuntimeError):
+        store.set(f"left/{rank}", "")
+        if rank == 0:
+            store.wait([f"left/{other}" for other in range(world)], timedelta(seconds=LINGER))
+
+
+def _compare(store: Store, rank: int, hello: Hello, timeout: float) -> None:
+    mine = msgspec.json.encode(hello).decode()
+    if (there := store.compare_set(_key(rank), "", mine).decode()) != mine:
+        raise EngineError("two processes claim one rank", where=f"rank {rank}", found=f"{there} and {mine}")
+    hellos = [_read(store, other, hello.world, timeout) for other in range(hello.world)]
     for other, said in enumerate(hellos):
         _require_alike(other, said, hellos[0])
-    return store
 
 
 def _open(rank: int, address: str, timeout: float) -> TCPStore:
