@@ -26,7 +26,8 @@ CAPACITY = {
     "prefill_budget_tokens": "Prompt tokens a tick while replies run; -1 automatic, 0 whole prompts.",
     "prefill_idle_budget_tokens": "The same while none runs; 0 uses the other.",
     "mtp_depth": "Most tokens drafted a step.",
-    "pipeline": "Launch the next step before the host has read the last one.",
+    "pipeline": "On a GPU, launch the next step before the host has read the last one.",
+    "decode_graph": "On a GPU, run decode steps from captured graphs.",
 }
 SERVICE = {
     "model_alias": "The served model id, where it is not the model's own.",

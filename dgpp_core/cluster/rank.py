@@ -9,6 +9,7 @@ import msgspec
 from dgpp_core.api import EngineError, RequestError
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.compiles import CompileCounter
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.operations import Decode, Operation, Prefill
 from dgpp_core.sampling.validate import validate
@@ -25,12 +26,22 @@ class Rank:
 
     Args:
         clock: seconds, monotonic.
+        compiles: counts kernels; what it has counted so far was before READY.
     """
 
-    def __init__(self, engine: Engine, settings: EngineSettings, channel: Channel, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: EngineSettings,
+        channel: Channel,
+        clock: Callable[[], float],
+        compiles: CompileCounter,
+    ) -> None:
+        self._compiles, self._compiled_before = compiles, len(compiles.names)
         self._channel, self._clock = channel, clock
         scheduler = Scheduler(limits_from(engine.geometry, settings, engine.needs_snapshot))
-        self._stepper = Stepper(scheduler, engine, lag=1 if settings.pipeline else 0, deliver=self._deliver)
+        lag = int(settings.pipeline and engine.device.type == "cuda")
+        self._stepper = Stepper(scheduler, engine, lag=lag, deliver=self._deliver)
         self._engine = engine
         self._progress, self._step_ms, self._prefill_ms = 0, 0.0, 0.0
         self._stats, self._busy, self._draining = scheduler.stats(), False, False
@@ -71,7 +82,10 @@ class Rank:
         self._account(operations, (self._clock() - started) * 1e3)
         self._progress += 1
         stats = self._stepper.scheduler.stats()
-        self._stats = msgspec.structs.replace(stats, step_ms=self._step_ms, prefill_ms=self._prefill_ms)
+        late = len(self._compiles.names) - self._compiled_before
+        self._stats = msgspec.structs.replace(
+            stats, step_ms=self._step_ms, prefill_ms=self._prefill_ms, kernels_compiled=late
+        )
 
     def _account(self, operations: Sequence[Operation], ms: float) -> None:
         """A tick's time is decoding's where it decoded, and prefill's where it only read prompts."""

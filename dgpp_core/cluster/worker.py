@@ -25,10 +25,12 @@ from dgpp_core.api import DgppError, EngineError
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.cluster.rank import Rank
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.compiles import CompileCounter
+from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.factory import Progress, build_engine, pick_device, prepare
 from dgpp_core.engine.memory import LinuxMemory, check_floor
 from dgpp_core.engine.plan import make_plan
-from dgpp_core.engine.rehearsal import rehearse
+from dgpp_core.engine.rehearsal import rehearse, warm
 from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.scheduler.messages import VERSION, Boot, Failed, Loading, Ready
@@ -61,11 +63,12 @@ def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
         available=_available(device),
     )
     plan.require()
+    compiles = CompileCounter()
+    if kind == "cuda":
+        compiles.install()
     engine = build_engine(prepared, device, _guarded(_throttled(channel, clock), plan.headroom // 2))
-    channel.send(Loading("rehearsal"))
-    chunk = settings.idle_budget or prepared.geometry.context
-    exact = rehearse(engine, min(chunk, prepared.geometry.context), prepared.config.vocab_size)
-    rank = Rank(engine, settings, channel, clock)
+    exact = _make_ready(engine, settings, channel)
+    rank = Rank(engine, settings, channel, clock, compiles)
     channel.send(
         Ready(
             version=VERSION,
@@ -80,6 +83,19 @@ def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
         )
     )
     return rank
+
+
+def _make_ready(engine: Engine, settings: EngineSettings, channel: Channel) -> bool:
+    """Capture, compile and rehearse what will be served; whether rows are independent of their neighbours."""
+    chunk = min(settings.idle_budget or engine.geometry.context, engine.geometry.context)
+    if engine.device.type == "cuda":
+        if settings.decode_graph:
+            for family in engine.use_graphs():
+                channel.send(Loading(f"graph: {family}"))
+        channel.send(Loading("kernels"))
+        warm(engine, chunk)
+    channel.send(Loading("rehearsal"))
+    return rehearse(engine, chunk, engine.vocab_size)
 
 
 def _available(device: torch.device) -> int:

@@ -89,8 +89,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         no_eos: replies run to their limit (for measuring).
         stats_interval_s: seconds between statistics lines; 0 is off.
     Execution:
-        pipeline: launch the next step before the host has read the last one.
-        decode_graph, graph_batch_min_live: captured decode graphs.
+        pipeline: on a GPU, launch the next step before the host has read the last one.
+        decode_graph: on a GPU, run decode steps from captured graphs.
+        graph_batch_min_live: fewest requests that share a graph.
         mtp, mtp_depth: drafting and the most tokens drafted a step; ``mtp_schedule*`` choose the depth by its worth.
         sampling_candidates: candidates kept by the sampler's first pass.
         prefill, ngram_table, dense_weights, fp8_head, bf16_weights: forms that single families offer.
@@ -119,8 +120,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     reasoning_in_content: bool = False
     no_eos: bool = False
     stats_interval_s: Annotated[float, Meta(ge=0, le=2**30)] = 10.0
-    pipeline: bool = False
-    decode_graph: bool = False
+    pipeline: bool = True
+    decode_graph: bool = True
     mtp: bool = True
     mtp_depth: Depth = 1
     mtp_schedule: bool = False
@@ -173,7 +174,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 IDLE_KEYS = (
     "kv_dtype", "prefix_min_tokens", "prefix_head_snapshots", "admission_gather_ms", "stats_interval_s",
-    "embed_sharding", "file_inputs", "decode_graph", "mtp_schedule", "mtp_schedule_row_ms",
+    "embed_sharding", "file_inputs", "mtp_schedule", "mtp_schedule_row_ms",
     "mtp_schedule_base_ms", "mtp_schedule_lambda", "mtp_schedule_min_depth", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "prefill", "ngram_table", "dense_weights", "fp8_head",
     "bf16_weights", "bulk_pace_gbps", "bulk_inflight", "rendezvous_timeout_ms",

@@ -90,7 +90,8 @@ class Engine:
         Raises:
             EngineError: a shape cannot be captured.
         """
-        length = self.geometry.context + self.geometry.slack
+        # A drafter that recurses goes on for less than a step's width past the verified rows.
+        length = self.geometry.context + self.geometry.slack - self.geometry.step_width
         runner = StaticRunner(self.program, self.geometry.slots, [self.depth], length, self.device)
         yield from runner.capture()
         self.runner = runner

@@ -2,6 +2,9 @@
 
 A request is run alone with its prompt in one piece, then again with every other slot busy and its prompt in uneven
 chunks. Token ids and log-probabilities must be the same to the bit.
+
+A kernel is compiled when it first meets a kind of shape, which must not happen while requests wait: `warm` brings every
+kind of shape past it before.
 """
 
 from __future__ import annotations
@@ -34,6 +37,21 @@ def rehearse(engine: Engine, chunk: int, vocab_size: int) -> bool:
     thirds = [prompt[:1], prompt[1 : 1 + length // 3], prompt[1 + length // 3 :]]
     company = {slot: [prompt[-1 - slot % length :]] for slot in range(1, slots)}
     return _run(engine, {0: [part for part in thirds if part], **company}) == alone
+
+
+def warm(engine: Engine, chunk: int) -> None:
+    """Run prefill chunks of every kind of row count up to ``chunk``, and a step after each; the engine is left empty.
+
+    Kernels may be special for one row, for multiples of their tiles and for counts that are not, so each power of two
+    is run, and one more than it.
+    """
+    geometry = engine.geometry
+    most = max(1, min(chunk, geometry.context, geometry.blocks * geometry.block_tokens - geometry.slack))
+    counts = {most} | {min(most, (1 << power) + more) for power in range(most.bit_length()) for more in (0, 1)}
+    for count in sorted(counts):
+        blocks = tuple(range(1, 1 + -(-(count + geometry.slack) // geometry.block_tokens)))
+        begin = Begin(0, 0, (1,) * count, GREEDY, -1, blocks, 0)
+        engine.execute(0, [begin, Prefill(0, 0, count, True), Decode((0,), engine.depth), Release(0)])
 
 
 def _slots(engine: Engine) -> int:

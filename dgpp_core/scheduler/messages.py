@@ -130,7 +130,11 @@ class PrefillProgress(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start, and gauges of now."""
+    """Counters since the start, and gauges of now.
+
+    ``kernels_compiled`` counts kernels that first appeared after `Ready`: each is a stall, and a shape that the boot
+    should have met.
+    """
 
     ticks: int = 0
     active: int = 0
@@ -153,6 +157,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     decode_rows: int = 0
     step_ms: float = 0.0
     prefill_ms: float = 0.0
+    kernels_compiled: int = 0
     draft_rounds: int = 0
     draft_tokens: int = 0
     draft_accepted: int = 0

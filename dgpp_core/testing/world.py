@@ -54,11 +54,26 @@ class World:
 
     @classmethod
     def from_checkpoint(
-        cls, model: LoadedModel, folder: Path, settings: EngineSettings, *, lag: int = 0, device: str = "cpu"
+        cls,
+        model: LoadedModel,
+        folder: Path,
+        settings: EngineSettings,
+        *,
+        lag: int = 0,
+        device: str = "cpu",
+        static: bool | None = None,
     ) -> World:
-        """Load a checkpoint folder as the engine process does."""
+        """Load a checkpoint folder as the engine process does.
+
+        Args:
+            static: whether decode steps run from static buffers, captured on CUDA; by default there, if the settings
+                say so.
+        """
         prepared = prepare(model, folder, settings, "cpu" if device == "cpu" else "cuda")
         engine = build_engine(prepared, torch.device(device), lambda stage, done, total: None)
+        if (device != "cpu" and settings.decode_graph) if static is None else static:
+            for _ in engine.use_graphs():
+                pass
         return cls(engine, limits_from(prepared.geometry, settings, engine.needs_snapshot), lag=lag)
 
     def submit(

@@ -122,7 +122,7 @@ def test_digest_is_fnv1a_of_the_canonical_string() -> None:
 
 SHAPING = {
     "kv_capacity": 64, "max_concurrency": 3, "no_eos": True, "queue_limit": 2, "default_max_tokens": 9, "mtp_depth": 2,
-    "prefill_budget_tokens": 16, "admission": "grow", "checkpoint": "/x", "block_tokens": 32, "pipeline": True,
+    "prefill_budget_tokens": 16, "admission": "grow", "checkpoint": "/x", "block_tokens": 32, "pipeline": False,
 }  # fmt: skip
 SERVICE = {
     "port": 1,

@@ -190,7 +190,7 @@ def test_budgets() -> None:
 
 def test_keys_without_effect_are_named_only_where_given_a_value() -> None:
     assert without_effect(EngineSettings()) == []
-    assert without_effect(EngineSettings(kv_dtype="fp8", decode_graph=True)) == ["kv_dtype", "decode_graph"]
+    assert without_effect(EngineSettings(kv_dtype="fp8", prefill="exact")) == ["kv_dtype", "prefill"]
     assert set(IDLE_KEYS) <= set(EngineSettings.__struct_fields__)
 
 

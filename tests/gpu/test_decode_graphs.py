@@ -1,0 +1,104 @@
+"""Captured decode graphs on a CUDA device: the same tokens as eager steps, and nothing compiled once they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dgpp_core.api import EngineError
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.compiles import CompileCounter
+from dgpp_core.engine.operations import Begin, Decode, Prefill, Release
+from dgpp_core.engine.rehearsal import rehearse, warm
+from dgpp_core.host.loading import LoadedModel
+from dgpp_core.sampling.params import GREEDY, SamplingParams
+from dgpp_core.testing.world import Reply, World
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none is available here"),
+]
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=3)
+LENGTHS = (5, 33, 64, 41, 1, 100)
+PROMPTS = [torch.randint(512, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in LENGTHS]
+
+
+def settings(depth: int) -> EngineSettings:
+    drafting = {"mtp_depth": depth} if depth else {"mtp": False}
+    return EngineSettings(max_concurrency=6, kv_capacity=4096, prefix_cache_gib=0.01, **drafting)  # type: ignore[arg-type]
+
+
+def world(made: tuple[LoadedModel, Path], depth: int, *, static: bool, lag: int = 1) -> World:
+    return World.from_checkpoint(*made, settings(depth), lag=lag, device="cuda", static=static)
+
+
+@pytest.fixture(scope="module")
+def made(toy: LoadedModel, toy_checkpoint: Path) -> tuple[LoadedModel, Path]:
+    return toy, toy_checkpoint
+
+
+def replies(which: World, params: SamplingParams, company: int) -> list[Reply]:
+    """What the first ``company`` prompts get when they run together."""
+    requests = [which.submit(prompt, 40, params=params, use_cache=False) for prompt in PROMPTS[:company]]
+    done = which.run()
+    return [done[request] for request in requests]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_graphs_and_eager_steps_give_the_same_tokens(
+    made: tuple[LoadedModel, Path], depth: int, params: SamplingParams
+) -> None:
+    """The same families, captured or not: each company fills one exactly, so that both run the same shapes."""
+    graphs, eager = world(made, depth, static=True), world(made, depth, static=False)
+    for company in (1, 2, 3, 4, 6):
+        found, expected = replies(graphs, params, company), replies(eager, params, company)
+        assert [reply.tokens for reply in found] == [reply.tokens for reply in expected]
+        assert all(len(reply.tokens) == 40 for reply in found)
+
+
+def test_a_pipelined_world_gives_the_replies_of_one_that_waits(made: tuple[LoadedModel, Path]) -> None:
+    ahead, waiting = world(made, 1, static=True, lag=1), world(made, 1, static=True, lag=0)
+    assert [r.tokens for r in replies(ahead, GREEDY, 4)] == [r.tokens for r in replies(waiting, GREEDY, 4)]
+
+
+def test_a_launch_does_not_wait_for_the_device(made: tuple[LoadedModel, Path]) -> None:
+    engine = world(made, 0, static=True).engine
+    engine.execute(0, [Begin(0, 0, (1, 2, 3), GREEDY, -1, (1,), 0), Prefill(0, 0, 3, True), Decode((0,), 0)])
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]
+    pending = engine.launch(1, [Decode((0,), 0)])
+    blocked = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    blocked.record()
+    assert not blocked.query(), "the launch returned after the device was done"
+    assert len(pending.wait().slots[0].tokens) == 1
+    engine.execute(2, [Release(0)])
+
+
+def test_nothing_is_compiled_after_warming(made: tuple[LoadedModel, Path]) -> None:
+    counter = CompileCounter()
+    counter.install()
+    which = world(made, 1, static=True)
+    warm(which.engine, 256)
+    rehearse(which.engine, 256, which.engine.vocab_size)
+    before = list(counter.names)
+    for company in range(1, 7):
+        replies(which, GREEDY, company)
+        replies(which, SAMPLED, company)
+    assert counter.names == before
+
+
+def test_a_capture_that_fails_names_its_family(made: tuple[LoadedModel, Path]) -> None:
+    engine = world(made, 0, static=False).engine
+    forward = engine.model.forward
+
+    def reading(batch, state):  # type: ignore[no-untyped-def]
+        int(batch.lengths[0])
+        return forward(batch, state)
+
+    engine.model.forward = reading  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="cannot be captured") as error:
+        list(engine.use_graphs())
+    assert error.value.where == "6 requests of 1 rows"
