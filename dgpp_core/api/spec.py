@@ -54,7 +54,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         tiny_config: a config.json of a model small enough for a test, with every kind of layer in it.
         package: a registry package that carries the weights, if there is one.
         draft_depth: the most tokens its drafter proposes a step; 0 without a drafter.
-        sampling: sampling defaults where generation_config.json is silent.
+        quantised: by weight format, the ``quantization_config`` that says so in a config.json of the full model;
+            what ``synth --format`` writes there.
     """
 
     name: str
@@ -67,6 +68,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     formats: tuple[str, ...] = ("bf16",)
     package: PackagedCheckpoint | None = None
     draft_depth: int = 0
+    quantised: Mapping[str, Mapping[str, Any]] = {}
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,23 +5,26 @@ A tensor's values depend on the seed and its name alone, so they are the same ho
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
+import os
+import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dgpp_core.api.bindings import Binding, BindingTable
+from dgpp_core.api.errors import CheckpointError
 from dgpp_core.api.spec import ModelSpec
-from dgpp_core.checkpoint.headers import DTYPE_BITS, INDEX, SINGLE
+from dgpp_core.checkpoint.check import parts_of
+from dgpp_core.checkpoint.headers import INDEX
 from dgpp_core.checkpoint.progress import Progress, silent
 from dgpp_core.checkpoint.synth_text import END, START, text_files, token_id
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from dgpp_core.checkpoint.synth_values import dense_pieces, stored_tensors
+from dgpp_core.checkpoint.write import ShardWriter, Slot, divide
 
 SHARD_BYTES = 1 << 30
+MOST_WORKERS = 16
 
 
 def synthesise(
@@ -41,11 +44,12 @@ def synthesise(
         config: the config.json that ``bindings`` was made from; its end and start tokens are replaced with those of
             the written tokenizer.
         folder: made if it is not there.
-        dtype: safetensors dtype of the tensors whose binding accepts it; the others take their first format.
+        dtype: safetensors dtype of the dense tensors whose binding accepts it; the others take their first format.
         shard_bytes: most bytes of tensors a file; several files get an index.
 
     Raises:
         ConfigError: the vocabulary is too small for a byte-level tokenizer.
+        CheckpointError: the disk has no room.
     """
     vocab_size = spec.read_config(config).vocab_size
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,57 +70,54 @@ def _json(content: Mapping[str, Any]) -> str:
 def _write_weights(
     table: BindingTable, folder: Path, seed: int, dtype: str, shard_bytes: int, progress: Progress
 ) -> None:
-    from safetensors.torch import save_file
-
-    shards = _divide(table, dtype, shard_bytes)
-    total = sum(_stored_bytes(binding, dtype) for binding in table.tensors)
-    placed, done = {}, 0
-    for number, shard in enumerate(shards, 1):
-        name = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {}
-        for binding in shard:
-            tensors[binding.name] = random_tensor(binding, seed, _format(binding, dtype))
-            done += _stored_bytes(binding, dtype)
-            progress("writing random weights", done, total)
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-        placed.update(dict.fromkeys(tensors, name))
+    groups = {binding.name: slots(binding, dtype) for binding in table.tensors}
+    sizes = {name: sum(slot.nbytes for slot in group) for name, group in groups.items()}
+    total, done = sum(sizes.values()), 0
+    _require_room(folder, total)
+    shards = divide(groups.values(), shard_bytes)
+    with (
+        ShardWriter(folder, shards) as writer,
+        ThreadPoolExecutor(min(MOST_WORKERS, len(os.sched_getaffinity(0)))) as pool,
+    ):
+        jobs = [pool.submit(_write_binding, writer, binding, seed, dtype) for binding in table.tensors]
+        try:
+            for job in as_completed(jobs):
+                done += sizes[job.result()]
+                progress("writing random weights", done, total)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     if len(shards) > 1:
-        (folder / INDEX).write_text(_json({"metadata": {"total_size": total}, "weight_map": placed}), encoding="utf-8")
+        index = {"metadata": {"total_size": total}, "weight_map": writer.files}
+        (folder / INDEX).write_text(_json(index), encoding="utf-8")
 
 
-def _divide(table: BindingTable, dtype: str, shard_bytes: int) -> list[list[Binding]]:
-    shards: list[list[Binding]] = [[]]
-    filled = 0
-    for binding in table.tensors:
-        size = _stored_bytes(binding, dtype)
-        if shards[-1] and filled + size > shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(binding)
-        filled += size
-    return shards
+def _write_binding(writer: ShardWriter, binding: Binding, seed: int, dtype: str) -> str:
+    if binding.storage == "dense":
+        writer.write(binding.name, dense_pieces(binding, seed, _format(binding, dtype)))
+    else:
+        for name, tensor in stored_tensors(binding, seed).items():
+            writer.write(name, [tensor])
+    return binding.name
+
+
+def slots(binding: Binding, dtype: str) -> list[Slot]:
+    """The tensors that are written for a binding."""
+    if binding.storage == "dense":
+        return [Slot(binding.name, _format(binding, dtype), binding.shape)]
+    return [Slot(part.name, part.dtypes[0], part.shape) for part in parts_of(binding) if part.use != "ignored"]
 
 
 def _format(binding: Binding, dtype: str) -> str:
     return dtype if dtype in binding.formats else binding.formats[0]
 
 
-def _stored_bytes(binding: Binding, dtype: str) -> int:
-    return math.prod(binding.shape) * DTYPE_BITS[_format(binding, dtype)] // 8
-
-
-def random_tensor(binding: Binding, seed: int, dtype: str) -> Tensor:
-    """The tensor that ``binding`` gets under ``seed``: normal by its `Init`, or uniform bytes for an integer format."""
-    import numpy as np
-    import torch
-
-    from dgpp_core.checkpoint.reader import TORCH_DTYPES
-
-    key = hashlib.sha256(f"{seed}/{binding.name}".encode()).digest()
-    source = np.random.Generator(np.random.Philox(int.from_bytes(key[:8], "little")))
-    kind = TORCH_DTYPES[dtype]
-    if not kind.is_floating_point:
-        raw = source.integers(0, 256, size=math.prod(binding.shape) * kind.itemsize, dtype=np.uint8)
-        return torch.from_numpy(raw).view(kind).view(binding.shape)
-    values = source.standard_normal(binding.shape, dtype=np.float32)
-    return torch.from_numpy(np.asarray(values * binding.init.std + binding.init.mean, np.float32)).to(kind)
+def _require_room(folder: Path, needed: int) -> None:
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise CheckpointError(
+            "the disk has no room for the checkpoint",
+            where=str(folder),
+            found=f"{free / 2**30:.1f} GiB free",
+            expected=f"{needed / 2**30:.1f} GiB",
+            hint="fewer --layers, a narrower --format, or another folder",
+        )

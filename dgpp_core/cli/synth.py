@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dgpp_core.cli.command import GuardedCommand, json_option, print_json
 from dgpp_core.host.loading import load_plugins
 
 LAYERS = "num_hidden_layers"
+QUANTISATION = "quantization_config"
 EPILOG = """\b
 Examples:
   dgpp synth smollm2 --tiny ./tiny
@@ -35,7 +37,7 @@ def shortened(spec: ModelSpec, layers: int) -> dict[str, Any]:
             expected=f"1..{count}" if isinstance(count, int) else f"a model whose config has {LAYERS}",
         )
     cut = {k: v[:layers] for k, v in spec.full_config.items() if isinstance(v, list) and len(v) == count}
-    return {**spec.full_config, **cut, LAYERS: layers}
+    return _renumbered(spec, {**spec.full_config, **cut, LAYERS: layers})
 
 
 def example_config(spec: ModelSpec, tiny: bool, layers: int | None) -> Mapping[str, Any]:
@@ -45,18 +47,62 @@ def example_config(spec: ModelSpec, tiny: bool, layers: int | None) -> Mapping[s
     return spec.tiny_config if tiny else spec.full_config if layers is None else shortened(spec, layers)
 
 
+def in_format(spec: ModelSpec, config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
+    """``config`` as that of a checkpoint in the format ``name``, and the dtype of the tensors that can have it.
+
+    A number format gives a checkpoint that is not quantised.
+
+    Raises:
+        ConfigError: neither a weight format of the model nor a number format.
+    """
+    if name in spec.quantised:
+        return _renumbered(spec, {**config, QUANTISATION: spec.quantised[name]}), "BF16"
+    if name.upper() not in DTYPE_BITS:
+        raise _no_format(spec, name, [kind.lower() for kind in DTYPE_BITS])
+    return {key: value for key, value in config.items() if key != QUANTISATION}, name.upper()
+
+
+def _no_format(spec: ModelSpec, name: str, kinds: Sequence[str]) -> ConfigError:
+    known = ", ".join([*kinds, *spec.quantised])
+    what = f"no tensor of {spec.name} can be stored so"
+    return ConfigError(what, where="--format", found=name, expected=f"one of {known}")
+
+
+def _renumbered(spec: ModelSpec, config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` with the rules of its quantisation for the layer after the last (a draft layer) kept for that layer.
+
+    They name the layer by its number, which is the full model's count of layers.
+    """
+    count, layers = spec.full_config.get(LAYERS), config.get(LAYERS)
+    if QUANTISATION not in config or count == layers:
+        return config
+    pattern = re.compile(rf"\blayers\.{count}\b")
+
+    def renumber(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(f"layers.{layers}", value)
+        if isinstance(value, Mapping):
+            return {renumber(key): renumber(item) for key, item in value.items()}
+        return [renumber(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return {**config, QUANTISATION: renumber(config[QUANTISATION])}
+
+
 @click.command(cls=GuardedCommand, epilog=EPILOG)
 @click.argument("name")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--tiny", is_flag=True, help="A model small enough for a test, with every kind of layer.")
 @click.option("--layers", type=click.IntRange(1), metavar="N", help="The real model's first N layers.")
 @click.option(
-    "--format", "dtype", default="bf16", show_default=True, type=click.Choice([name.lower() for name in DTYPE_BITS]),
-    metavar="F", help="Number format of the tensors that can have it: bf16, f16, f32, f8_e4m3, ...",
+    "--format", "form", metavar="F",
+    help="A weight format of the model (fp8, nvfp4, ...), or the number format of all tensors that can have it: bf16, "
+    "f16, f32, ...  [default: what the model's config.json says, in bf16]",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the weights.")
 @json_option
-def command(name: str, folder: Path, tiny: bool, layers: int | None, dtype: str, seed: int, as_json: bool) -> None:
+def command(
+    name: str, folder: Path, tiny: bool, layers: int | None, form: str | None, seed: int, as_json: bool
+) -> None:
     """Write a random checkpoint of a model."""
     from rich.console import Console
 
@@ -65,16 +111,13 @@ def command(name: str, folder: Path, tiny: bool, layers: int | None, dtype: str,
     from dgpp_core.server.progress import LoadingDisplay
 
     model = load_plugins(environ=os.environ).model(name)
-    raw = example_config(model.spec, tiny, layers)
+    raw, dtype = example_config(model.spec, tiny, layers), "BF16"
+    if form is not None:
+        raw, dtype = in_format(model.spec, raw, form.lower())
     table = model.bindings(model.read_config(raw))
-    if not any(dtype.upper() in binding.formats for binding in table.tensors):
-        kinds = sorted({kind.lower() for binding in table.tensors for kind in binding.formats})
-        raise ConfigError(
-            f"no tensor of {name} can be stored so",
-            where="--format",
-            found=dtype,
-            expected=f"one of {', '.join(kinds)}",
-        )
+    kinds = {kind for binding in table.tensors if binding.storage == "dense" for kind in binding.formats}
+    if dtype not in kinds:
+        raise _no_format(model.spec, dtype.lower(), sorted(kind.lower() for kind in kinds))
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError("the folder is not empty", where=str(folder), hint="name a new one, or empty it")
     with LoadingDisplay(Console(stderr=True)) as display:
@@ -84,7 +127,7 @@ def command(name: str, folder: Path, tiny: bool, layers: int | None, dtype: str,
             raw,
             folder,
             seed=seed,
-            dtype=dtype.upper(),
+            dtype=dtype,
             progress=lambda stage, done, total: display.show(Loading(stage, done, total)),
         )
     files = sorted(folder.iterdir())

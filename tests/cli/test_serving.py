@@ -15,7 +15,7 @@ from dgpp_core.api import ConfigError, PluginError
 from dgpp_core.cli.main import cli
 from dgpp_core.cli.options import CAPACITY, HTTP, OWN_NAMES, SERVICE
 from dgpp_core.cli.serving import choose, serve_options
-from dgpp_core.cli.synth import shortened
+from dgpp_core.cli.synth import in_format, shortened
 from dgpp_core.config.settings import IDLE_KEYS, EngineSettings, HttpSettings
 from dgpp_core.engine.factory import prepare
 from dgpp_core.host.loading import LoadedModel, PluginHost, load_plugins
@@ -289,6 +289,7 @@ def test_the_seed_decides_the_weights(synth: Callable[..., Path]) -> None:
         (("--tiny", "--layers", "1"), "two different models"),
         (("--layers", "7"), "expected: 1..6"),
         (("--format", "f8_e4m3"), "expected: one of bf16, f16, f32"),
+        (("--format", "nvfp4"), "found: nvfp4"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_is_refused(
@@ -312,3 +313,22 @@ def test_lists_with_an_entry_a_layer_are_cut_with_the_layers(toy: LoadedModel) -
     config = {**toy.spec.full_config, "layer_types": list("abcdef"), "other": [1, 2]}
     short = shortened(msgspec.structs.replace(toy.spec, full_config=config), 2)
     assert (short["num_hidden_layers"], short["layer_types"], short["other"]) == (2, ["a", "b"], [1, 2])
+
+
+def test_a_weight_format_is_what_config_json_says_of_it(toy: LoadedModel) -> None:
+    """The rules of the layer after the last, a draft layer, stay with it however many layers there are."""
+    rules = {"quant_method": "acme", "ignore": ["lm_head", "model.layers.6*", "model.layers.16.x", "layers.60"]}
+    spec = msgspec.structs.replace(toy.spec, quantised={"nvfp4": rules})
+    config, dtype = in_format(spec, shortened(spec, 2), "nvfp4")
+    assert dtype == "BF16"
+    assert config["num_hidden_layers"] == 2
+    assert config["quantization_config"] == rules | {
+        "ignore": ["lm_head", "model.layers.2*", "model.layers.16.x", "layers.60"]
+    }
+    assert in_format(spec, spec.full_config, "nvfp4")[0]["quantization_config"] == rules
+    assert in_format(spec, config, "f32") == (shortened(spec, 2), "F32")
+    quantised = msgspec.structs.replace(spec, full_config={**spec.full_config, "quantization_config": rules})
+    assert shortened(quantised, 2) == config
+    with pytest.raises(ConfigError) as caught:
+        in_format(spec, config, "nf4")
+    assert (caught.value.found, caught.value.expected.endswith("nvfp4")) == ("nf4", True)
