@@ -1,0 +1,166 @@
+"""config.json of a GLM-4.7 checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dgpp_core.api import ConfigError, ModelConfig
+from dgpp_glm.quantisation import Quantisation, read_quantisation
+
+
+class Glm47Config(ModelConfig, frozen=True, kw_only=True):
+    """Shapes and constants of the model; names as in config.json.
+
+    Attributes:
+        rotary_dim: dimensions of a head that are turned by its position.
+        quantisation: how the checkpoint stores its matrices.
+    """
+
+    num_hidden_layers: int
+    first_k_dense_replace: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    intermediate_size: int
+    moe_intermediate_size: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    n_group: int
+    topk_group: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    quantisation: Quantisation
+
+
+class _Json(msgspec.Struct, frozen=True, kw_only=True):
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    first_k_dense_replace: int
+    moe_intermediate_size: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    n_shared_experts: int = 1
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    num_nextn_predict_layers: int | None = None
+    rope_theta: float | None = None
+    partial_rotary_factor: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    eos_token_id: int | list[int] | None = None
+    quantization_config: dict[str, Any] | None = None
+
+
+_POSITIVE = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group",
+    "max_position_embeddings", "rms_norm_eps", "routed_scaling_factor",
+)  # fmt: skip
+_ONLY: Mapping[str, object] = {
+    "model_type": "glm4_moe", "attention_bias": True, "use_qk_norm": True, "hidden_act": "silu",
+    "tie_word_embeddings": False, "n_shared_experts": 1, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+
+def _refuse(field: str, found: object, expected: str) -> ConfigError:
+    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
+
+
+def read_config(raw: Mapping[str, Any]) -> Glm47Config:
+    """Check and read a config.json.
+
+    Raises:
+        ConfigError: naming the key that is missing or whose value is not supported.
+    """
+    try:
+        c = msgspec.convert(raw, _Json)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            "config.json does not describe a GLM-4.7 model", where="config.json", found=str(error)
+        ) from error
+    for name in _POSITIVE:
+        if not 0 < (value := getattr(c, name)) < math.inf:
+            raise _refuse(name, value, "a positive number")
+    for name, only in _ONLY.items():
+        if (value := getattr(c, name)) != only:
+            raise _refuse(name, value, repr(only))
+    _check_counts(c)
+    theta, rotary = _rope(c)
+    eos = c.eos_token_id
+    return Glm47Config(
+        vocab_size=c.vocab_size,
+        max_positions=c.max_position_embeddings,
+        hidden_size=c.hidden_size,
+        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        num_hidden_layers=c.num_hidden_layers,
+        first_k_dense_replace=c.first_k_dense_replace,
+        num_attention_heads=c.num_attention_heads,
+        num_key_value_heads=c.num_key_value_heads,
+        head_dim=c.head_dim,
+        rotary_dim=rotary,
+        rope_theta=theta,
+        rms_norm_eps=c.rms_norm_eps,
+        intermediate_size=c.intermediate_size,
+        moe_intermediate_size=c.moe_intermediate_size,
+        n_routed_experts=c.n_routed_experts,
+        num_experts_per_tok=c.num_experts_per_tok,
+        n_group=c.n_group,
+        topk_group=c.topk_group,
+        norm_topk_prob=c.norm_topk_prob,
+        routed_scaling_factor=c.routed_scaling_factor,
+        quantisation=read_quantisation(c.quantization_config),
+    )
+
+
+def _check_counts(c: _Json) -> None:
+    if c.num_attention_heads % c.num_key_value_heads:
+        raise _refuse("num_key_value_heads", c.num_key_value_heads, f"a divisor of {c.num_attention_heads}")
+    if not 0 <= c.first_k_dense_replace <= c.num_hidden_layers:
+        raise _refuse("first_k_dense_replace", c.first_k_dense_replace, f"0 to {c.num_hidden_layers}")
+    if c.n_routed_experts % c.n_group:
+        raise _refuse("n_group", c.n_group, f"a divisor of {c.n_routed_experts}")
+    if c.topk_group > c.n_group:
+        raise _refuse("topk_group", c.topk_group, f"at most {c.n_group}")
+    eligible = c.n_routed_experts // c.n_group * c.topk_group
+    if c.num_experts_per_tok > eligible:
+        raise _refuse("num_experts_per_tok", c.num_experts_per_tok, f"at most {eligible}")
+
+
+def _rope(c: _Json) -> tuple[float, int]:
+    """Base of the frequencies and turned dimensions, from the nested or the flat keys."""
+    nested = c.rope_parameters or {}
+    for name, section in (("rope_parameters", nested), ("rope_scaling", c.rope_scaling or {})):
+        kind = section.get("rope_type", section.get("type", "default"))
+        if kind != "default":
+            raise _refuse(f"{name}.rope_type", kind, "'default'")
+    theta = nested.get("rope_theta") if c.rope_theta is None else c.rope_theta
+    if not (isinstance(theta, int | float) and 0 < theta < math.inf):
+        raise _refuse("rope_theta", theta, "a positive number")
+    factor = nested.get("partial_rotary_factor") if c.partial_rotary_factor is None else c.partial_rotary_factor
+    if not (isinstance(factor, int | float) and 0 < factor <= 1):
+        raise _refuse("partial_rotary_factor", factor, "more than 0, at most 1")
+    rotary = int(c.head_dim * factor)
+    if not rotary or rotary % 2:
+        raise _refuse("partial_rotary_factor", factor, f"an even number of the {c.head_dim} dimensions of a head")
+    return float(theta), rotary

@@ -1,0 +1,180 @@
+"""The arithmetic of GLM-4.7, one rank of it.
+
+Every sublayer reads the normed residual stream and hands back parts to be added to it; adding them, norming the sum
+for the next sublayer and rounding it are one operation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgpp_core.api import Bus, Shard, State, StepBatch
+from dgpp_core.layers.gqa import GroupedQueryAttention
+from dgpp_core.layers.paged import PagedIndex
+from dgpp_core.ops.experts import Experts, combine, combine_norm
+from dgpp_core.ops.linear import Linear
+from dgpp_core.ops.mlp import GateUp
+from dgpp_core.ops.residual import embed_norm, residual_norm
+from dgpp_core.ops.rope import RotaryTable
+from dgpp_core.ops.router import Router
+from dgpp_glm.glm47.config import Glm47Config
+
+
+class Step(NamedTuple):
+    """What every layer of a step needs. ``decode``: its rows are a decode step's, not a prefill chunk's."""
+
+    rows: PagedIndex
+    state: State
+    decode: bool
+
+    @classmethod
+    def of(cls, batch: StepBatch, state: State) -> Step:
+        """Computed once a step."""
+        return cls(PagedIndex(batch, state["k"].shape[3]), state, batch.keep_rows)
+
+
+class Stream:
+    """The residual stream of a step.
+
+    Args:
+        residual: float32 ``[R, hidden]``; updated in place.
+        dtype: of what sublayers read.
+    """
+
+    def __init__(self, residual: Tensor, eps: float, dtype: torch.dtype) -> None:
+        self.residual, self.eps, self.dtype = residual, eps, dtype
+
+    def add(self, parts: Tensor, norm: Tensor) -> Tensor:
+        """Add parts ``[S, R, hidden]`` in order; the new stream under ``norm``."""
+        return residual_norm(self.residual, parts, norm, self.eps, self.dtype)
+
+
+def _folded(bus: Bus, partial: Tensor) -> Tensor:
+    """The sum of all ranks' ``[R, hidden]`` as the one part of it."""
+    return bus.all_reduce(partial).float().unsqueeze(0)
+
+
+def _parts(linear: Linear, bus: Bus, x: Tensor, decode: bool) -> Tensor:
+    """What a product whose inputs are divided among the ranks adds to the stream, ``[S, R, hidden]``."""
+    return linear.partials(x, decode) if bus.world == 1 else _folded(bus, linear(x, decode))
+
+
+class Attention:
+    """Grouped-query attention; ``layer`` is its place in the state groups."""
+
+    def __init__(self, config: Glm47Config, shard: Shard, layer: int, rope: RotaryTable) -> None:
+        def take(name: str) -> Tensor:
+            return shard.weights.take(f"layers.{layer}.{name}")
+
+        self.layer, self.bus = layer, shard.bus
+        self.qkv = Linear(shard.weights.matrix(f"layers.{layer}.qkv"))
+        self.attend = GroupedQueryAttention(
+            config.num_attention_heads // shard.bus.world,
+            config.num_key_value_heads // shard.bus.world,
+            config.head_dim,
+            config.head_dim**-0.5,
+            bias=take("qkv_bias"),
+            q_norm=take("q_norm"),
+            k_norm=take("k_norm"),
+            eps=config.rms_norm_eps,
+            rope=rope,
+        )
+        self.o = Linear(shard.weights.matrix(f"layers.{layer}.o"))
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """``[S, R, hidden]``."""
+        k_pool, v_pool = step.state["k"][self.layer], step.state["v"][self.layer]
+        out = self.attend(self.qkv.wide(x, step.decode), step.rows, k_pool, v_pool, x.dtype)
+        return _parts(self.o, self.bus, out, step.decode)
+
+
+class FeedForward:
+    """The gated feed-forward of the first layers."""
+
+    def __init__(self, shard: Shard, part: str) -> None:
+        self.bus = shard.bus
+        self.gate_up = GateUp(shard.weights.matrix(f"{part}.gate_up"))
+        self.down = Linear(shard.weights.matrix(f"{part}.down"))
+
+    def __call__(self, x: Tensor, stream: Stream, norm: Tensor, decode: bool) -> Tensor:
+        """Add it to the stream; the new stream under ``norm``."""
+        return stream.add(_parts(self.down, self.bus, self.gate_up(x, decode), decode), norm)
+
+
+class Mixture:
+    """Routed experts and the shared one. Every rank holds a slice of each, so that all route alike."""
+
+    def __init__(self, config: Glm47Config, shard: Shard, part: str) -> None:
+        self.bus = shard.bus
+        self.router = Router(
+            shard.weights.matrix(f"{part}.router"),
+            shard.weights.take(f"{part}.router_bias"),
+            config.num_experts_per_tok,
+            groups=config.n_group,
+            top_groups=config.topk_group,
+            normalise=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+        )
+        self.experts = Experts(
+            shard.weights.matrix(f"{part}.experts.gate_up"),
+            shard.weights.matrix(f"{part}.experts.down"),
+            experts=config.n_routed_experts,
+        )
+
+    def __call__(self, x: Tensor, stream: Stream, norm: Tensor, decode: bool) -> Tensor:
+        """As `FeedForward`."""
+        routing = self.router(x, decode)
+        given = self.experts(x, routing, decode)
+        if self.bus.world == 1:
+            return combine_norm(stream.residual, given, routing, norm, stream.eps, stream.dtype)
+        return stream.add(_folded(self.bus, combine(given, routing).to(x.dtype)), norm)
+
+
+class Layer:
+    """A decoder layer. The norm before its attention belongs to whoever feeds the stream, so it is told the next one.
+
+    Attributes:
+        attention_norm: to be applied to what this layer reads.
+    """
+
+    def __init__(self, config: Glm47Config, shard: Shard, index: int, rope: RotaryTable) -> None:
+        part = f"layers.{index}"
+        self.attention_norm = shard.weights.take(f"{part}.attention_norm")
+        self.attention = Attention(config, shard, index, rope)
+        self.mlp_norm = shard.weights.take(f"{part}.mlp_norm")
+        dense = index < config.first_k_dense_replace
+        self.mlp: FeedForward | Mixture = FeedForward(shard, part) if dense else Mixture(config, shard, part)
+
+    def __call__(self, x: Tensor, stream: Stream, next_norm: Tensor, step: Step) -> Tensor:
+        """``[R, hidden]`` under this layer's norm to the stream after it under ``next_norm``."""
+        x = stream.add(self.attention(x, step), self.mlp_norm)
+        return self.mlp(x, stream, next_norm, step.decode)
+
+
+class Glm47Model:
+    """Implements `dgpp_core.api.Model`."""
+
+    def __init__(self, config: Glm47Config, shard: Shard) -> None:
+        self.config, self.bus, self.dtype = config, shard.bus, shard.dtype
+        self.rope = RotaryTable(config.rotary_dim, config.max_positions, config.rope_theta, shard.device)
+        self.embed = shard.weights.take("embed")
+        self.layers = [Layer(config, shard, i, self.rope) for i in range(config.num_hidden_layers)]
+        self.norm = shard.weights.take("norm")
+        self.head = Linear(shard.weights.matrix("head"))
+
+    def forward(self, batch: StepBatch, state: State) -> Tensor:
+        """Hidden states after the last norm, ``[R, hidden_size]``."""
+        step, eps = Step.of(batch, state), self.config.rms_norm_eps
+        norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        residual, x = embed_norm(self.embed, batch.tokens, norms[0], eps, self.dtype)
+        stream = Stream(residual, eps, self.dtype)
+        for layer, next_norm in zip(self.layers, norms[1:], strict=True):
+            x = layer(x, stream, next_norm, step)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 ``[N, vocab_size]``; every rank holds some of the vocabulary's rows."""
+        return self.bus.all_gather(self.head.wide(hidden), dim=1)
