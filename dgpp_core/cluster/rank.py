@@ -39,7 +39,13 @@ class Rank:
     ) -> None:
         self._compiles, self._compiled_before = compiles, len(compiles.names)
         self._channel, self._clock = channel, clock
-        scheduler = Scheduler(limits_from(engine.geometry, settings, engine.needs_snapshot))
+        limits = limits_from(
+            engine.geometry,
+            settings,
+            engine.needs_snapshot,
+            decode_rows_match_prefill=engine.decode_rows_match_prefill,
+        )
+        scheduler = Scheduler(limits)
         lag = int(settings.pipeline and engine.device.type == "cuda")
         self._stepper = Stepper(scheduler, engine, lag=lag, deliver=self._deliver)
         self._engine = engine

@@ -74,6 +74,11 @@ class Engine:
         return snapshot_bytes(self.state.groups, self.geometry.step_width) > 0
 
     @property
+    def decode_rows_match_prefill(self) -> bool:
+        """Whether decode and prefill rows have the same bits: one kernel for both on a CPU, two on a GPU."""
+        return self.device.type == "cpu"
+
+    @property
     def tables(self) -> Tensor:
         """Block tables by slot, int64 ``[slots + 1, table_width]``."""
         return self.registers.tables

@@ -18,6 +18,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         block_tokens: rows a block holds.
         snapshots: arena slots for window and recurrent state.
         needs_snapshot: the model has window or recurrent groups: a prefix is reusable only where a snapshot exists.
+        decode_rows_match_prefill: a row that a decode step wrote has the bits a prefill would have given it. If not,
+            only prefilled rows are kept for reuse, so that a reply does not depend on what happened to be cached.
         queue: requests that may be live beyond the slots; where blocks are short, some of those within wait as well.
         admission: ``full`` reserves a whole request, ``grow`` reserves `admission_window` tokens at a time.
         admission_window: tokens a ``grow`` reservation reaches past what is there.
@@ -33,6 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 64
     snapshots: int = 0
     needs_snapshot: bool = False
+    decode_rows_match_prefill: bool = True
     queue: int = 64
     admission: Literal["full", "grow"] = "full"
     admission_window: int = 256

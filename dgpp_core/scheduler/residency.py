@@ -173,10 +173,16 @@ class Residency:
         return tuple(cut for at, cut in enumerate(cuts) if cut > request.computed and cut not in cuts[:at])
 
     def _keepable(self, request: Request) -> int:
-        """Full blocks worth a node: all of known tokens or, where snapshots are needed, those up to the deepest one."""
+        """Full blocks worth a node: all of known tokens or, where snapshots are needed, those up to the deepest one.
+
+        The row of a drafter at the end of a prefix also saw the token after it, which may be another's. It is kept all
+        the same: that happens where two prompts part at exactly a block's end, to one row of many, and can cost a
+        draft but no token.
+        """
         if self._limits.needs_snapshot:
             return request.snapshots[-1][0] // self._limits.block_tokens if request.snapshots else 0
-        return request.rows // self._limits.block_tokens
+        rows = request.rows if self._limits.decode_rows_match_prefill else min(request.rows, request.base)
+        return rows // self._limits.block_tokens
 
     def _node(self, request: Request, depth: int) -> Node | None:
         """The node of the request's first ``depth`` blocks, its own or another's."""

@@ -7,11 +7,14 @@ from dgpp_core.engine.geometry import Geometry
 from dgpp_core.scheduler.limits import Limits
 
 
-def limits_from(geometry: Geometry, settings: EngineSettings, needs_snapshot: bool) -> Limits:
+def limits_from(
+    geometry: Geometry, settings: EngineSettings, needs_snapshot: bool, *, decode_rows_match_prefill: bool = True
+) -> Limits:
     """The limits that fit the pools an engine has allocated.
 
     Args:
         needs_snapshot: the model has window or recurrent state.
+        decode_rows_match_prefill: see `Limits`.
     """
     return Limits(
         slots=geometry.slots,
@@ -19,6 +22,7 @@ def limits_from(geometry: Geometry, settings: EngineSettings, needs_snapshot: bo
         block_tokens=geometry.block_tokens,
         snapshots=geometry.snapshots,
         needs_snapshot=needs_snapshot,
+        decode_rows_match_prefill=decode_rows_match_prefill,
         queue=settings.queue_limit,
         admission=settings.admission,
         admission_window=settings.admission_window,

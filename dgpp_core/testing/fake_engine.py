@@ -105,6 +105,7 @@ class FakeEngine:
         self._limits, self._lag, self._accept = limits, lag, accept
         self._pick = pick or hashed_pick(vocab)
         self._rows = [[GARBAGE] * limits.block_tokens for _ in range(limits.blocks + 1)]
+        self._decoded: set[tuple[int, int]] = set()
         self._arena = [GARBAGE] * limits.snapshots
         self._slots: dict[int, _Slot] = {}
         self._pending: deque[StepResult | None] = deque()
@@ -179,7 +180,10 @@ class FakeEngine:
         state = START
         for position, token in enumerate(begin.prompt[: begin.cached]):
             state = fold(state, token)
-            found = self._rows[begin.blocks[position // size]][position % size]
+            block = begin.blocks[position // size]
+            found = self._rows[block][position % size]
+            prefilled = self._limits.decode_rows_match_prefill or (block, position % size) not in self._decoded
+            _require(prefilled, f"cached row {position} of request {begin.request} was prefilled")
             _require(found == state, f"cached row {position} of request {begin.request} holds its prompt")
         if self._limits.needs_snapshot and begin.cached:
             _require(begin.arena >= 0 and self._arena[begin.arena] == state, "the snapshot is of the cached prefix")
@@ -199,6 +203,7 @@ class FakeEngine:
             _require(1 <= block <= self._limits.blocks, f"block {block} exists")
             _require(all(block not in slot.table for slot in self._slots.values()), f"block {block} is free")
             self._rows[block] = [GARBAGE] * self._limits.block_tokens
+            self._decoded -= {(block, offset) for offset in range(self._limits.block_tokens)}
 
     def _snapshot(self, snapshot: Snapshot) -> None:
         _require(0 <= snapshot.arena < len(self._arena), f"arena slot {snapshot.arena} exists")
@@ -224,7 +229,9 @@ class FakeEngine:
         _require(len(slot.ids) == slot.rows + 1, "a step follows the prompt's last chunk")
         accepted = min(depth, self._accept(slot.request, len(slot.ids)))
         for _ in range(accepted + 1):
+            at, offset = divmod(slot.rows, self._limits.block_tokens)
             self._commit_row(slot, slot.ids[slot.rows])
+            self._decoded.add((slot.table[at], offset))
             slot.ids.append(self._pick(slot.ids))
         self._spoil(slot, max(depth - accepted, self._limits.step_rows - self._limits.step_width))
         return SlotResult(number, slot.request, tuple(slot.ids[-accepted - 1 :]), drafted=depth)

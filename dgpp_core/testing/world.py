@@ -74,7 +74,13 @@ class World:
         if (device != "cpu" and settings.decode_graph) if static is None else static:
             for _ in engine.use_graphs():
                 pass
-        return cls(engine, limits_from(prepared.geometry, settings, engine.needs_snapshot), lag=lag)
+        limits = limits_from(
+            prepared.geometry,
+            settings,
+            engine.needs_snapshot,
+            decode_rows_match_prefill=engine.decode_rows_match_prefill,
+        )
+        return cls(engine, limits, lag=lag)
 
     def submit(
         self,

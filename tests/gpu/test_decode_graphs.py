@@ -27,7 +27,7 @@ PROMPTS = [torch.randint(512, (n,), generator=torch.Generator().manual_seed(n)).
 
 def settings(depth: int) -> EngineSettings:
     drafting = {"mtp_depth": depth} if depth else {"mtp": False}
-    return EngineSettings(max_concurrency=6, kv_capacity=4096, prefix_cache_gib=0.01, **drafting)  # type: ignore[arg-type]
+    return EngineSettings(max_concurrency=6, kv_capacity=4096, prefix_cache_gib=0.01, **drafting)
 
 
 def world(made: tuple[LoadedModel, Path], depth: int, *, static: bool, lag: int = 1) -> World:
@@ -72,7 +72,7 @@ def test_a_launch_does_not_wait_for_the_device(made: tuple[LoadedModel, Path]) -
     pending = engine.launch(1, [Decode((0,), 0)])
     blocked = torch.cuda.Event()  # type: ignore[no-untyped-call]
     blocked.record()
-    assert not blocked.query(), "the launch returned after the device was done"
+    assert not blocked.query(), "the launch returned after the device was done"  # type: ignore[no-untyped-call]
     assert len(pending.wait().slots[0].tokens) == 1
     engine.execute(2, [Release(0)])
 

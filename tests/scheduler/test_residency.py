@@ -355,6 +355,31 @@ class TestPrefixes:
             assert world.endings[name].reason == ends
             assert world.scheduler.stats().snapshots_in_use == (1 if ends == "cancelled" else 2)
 
+    @pytest.mark.parametrize(("match", "cached"), [(True, 16), (False, 8)])
+    def test_decoded_rows_are_kept_only_where_a_prefill_would_have_given_the_same(
+        self, match: bool, cached: int
+    ) -> None:
+        world = SchedulerWorld(limits(decode_rows_match_prefill=match))
+        first = world.submit(range(10), 9)
+        world.run()
+        turn = [*range(10), *world.replies[first], 7, 7, 7]
+        world.submit(turn, 2)
+        world.run()
+        assert begun(world)[1].cached == cached
+        world.submit([*turn, 8], 2)
+        world.run()
+        assert begun(world)[2].cached == 20, "the second prompt was prefilled, the first reply within it too"
+        world.verify()
+
+    def test_a_preempted_reply_comes_back_as_a_prompt_and_may_be_kept(self) -> None:
+        each = limits(blocks=12, admission="grow", admission_window=4, decode_rows_match_prefill=False)
+        world = SchedulerWorld(each, lag=1)
+        for start in range(3):
+            world.submit(range(start, start + 9), 20)
+        world.run()
+        assert world.scheduler.stats().requests_preempted
+        world.verify()
+
     def test_a_cancelled_reply_is_not_kept_and_its_prompt_is(self) -> None:
         world = SchedulerWorld(limits())
         world.submit(range(9), 40)
