@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from dgpp_core.api import ConfigError, ModelConfig, Shard, StateGroup, for_device
+from dgpp_core.api import Bus, ConfigError, EngineError, ModelConfig, Shard, StateGroup, for_device
 from dgpp_core.bus.solo import SoloBus
 from dgpp_core.checkpoint.check import check_bindings
 from dgpp_core.checkpoint.config_json import read_config
@@ -25,34 +25,38 @@ Progress = Callable[[str, int, int], None]
 
 
 class Prepared(msgspec.Struct, frozen=True, eq=False):
-    """Everything about a checkpoint that is known before a tensor is read."""
+    """Everything about a checkpoint that is known before a tensor is read; groups and geometry are of one rank."""
 
     model: LoadedModel
     config: ModelConfig
     entries: Mapping[str, TensorEntry]
     groups: tuple[StateGroup, ...]
     geometry: Geometry
+    world: int = 1
 
 
-def prepare(model: LoadedModel, folder: Path, settings: EngineSettings, device_kind: DeviceKind = "cpu") -> Prepared:
-    """Read and check config.json and every tensor header.
+def prepare(
+    model: LoadedModel, folder: Path, settings: EngineSettings, device_kind: DeviceKind = "cpu", *, world: int = 1
+) -> Prepared:
+    """Read and check config.json and every tensor header, and that ``world`` ranks can divide the model.
 
     Args:
         device_kind: of the device that the engine will be built on.
+        world: ranks that will share the model.
 
     Raises:
         CheckpointError, ConfigError, PluginError: naming file, field, tensor or hook.
     """
     config = read_config(folder, model.read_config, model.spec.full_config)
     entries = read_headers(folder)
-    check_bindings(model.bindings(config), entries)
+    check_bindings(model.bindings(config), entries, world)
     if wrong := [token for token in config.eos_ids if not 0 <= token < config.vocab_size]:
         limit = f"below the vocabulary size {config.vocab_size}"
         raise ConfigError("an end token is no token", where="eos_token_id", found=str(wrong[0]), expected=limit)
-    groups = for_device(model.groups(config), device_kind)
+    groups = for_device(model.groups(config, world), device_kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
     require_room(geometry, config)
-    return Prepared(model, config, entries, groups, geometry)
+    return Prepared(model, config, entries, groups, geometry, world)
 
 
 def pick_device(name: str) -> torch.device:
@@ -68,12 +72,21 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def build_engine(prepared: Prepared, device: torch.device, progress: Progress) -> Engine:
-    """Load the weights and allocate the state.
+def build_engine(prepared: Prepared, device: torch.device, progress: Progress, bus: Bus | None = None) -> Engine:
+    """Load the weights and allocate the state of one rank.
+
+    Args:
+        bus: how the rank meets the others of ``prepared.world``; a world of one needs none. Every rank of the world
+            calls this at the same time: a model may use the bus while it is built.
 
     Raises:
         CheckpointError, PluginError: as the loader and the plugin's hooks do.
+        EngineError: the bus is of another world.
     """
+    bus = bus or SoloBus()
+    if bus.world != prepared.world:
+        expected = f"{prepared.world}, which the checkpoint was prepared for"
+        raise EngineError("the bus connects another number of ranks", found=str(bus.world), expected=expected)
     model, config = prepared.model, prepared.config
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     weights = CheckpointWeights(
@@ -81,11 +94,11 @@ def build_engine(prepared: Prepared, device: torch.device, progress: Progress) -
         prepared.entries,
         device=device,
         dtype=dtype,
-        rank=0,
-        world=1,
+        rank=bus.rank,
+        world=bus.world,
         progress=lambda done, total: progress("weights", done, total),
     )
-    shard = Shard(device=device, dtype=dtype, weights=weights, bus=SoloBus())
+    shard = Shard(device=device, dtype=dtype, weights=weights, bus=bus)
     depth = prepared.geometry.step_width - 1
     with torch.inference_mode():
         target = model.build(config, shard)

@@ -15,6 +15,7 @@ from dgpp_core.api.model import Drafter, Model, Shard
 from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PlanTerm
 from dgpp_core.api.state import StateGroup
 from dgpp_core.host.problems import Plugin, Problem, raised_at, source_of
+from dgpp_core.host.shares import require_shares
 
 if TYPE_CHECKING:
     import click
@@ -158,7 +159,17 @@ class LoadedModel:
         return self.hooks.struct(table, BindingTable, "dgpp_bindings")
 
     def groups(self, config: ModelConfig, world: int = 1) -> tuple[StateGroup, ...]:
-        """State groups of the model and its drafter, as one rank of ``world`` keeps them."""
+        """State groups of the model and its drafter, as one rank of ``world`` keeps them.
+
+        Raises:
+            ConfigError: ``world`` ranks cannot divide them.
+        """
+        groups = self._groups(config, world)
+        if world > 1:
+            require_shares(self._groups(config, 1), groups, world)
+        return groups
+
+    def _groups(self, config: ModelConfig, world: int) -> tuple[StateGroup, ...]:
         found = self.hooks.call("dgpp_groups", spec=self.spec, config=config, world=world)
         groups: tuple[StateGroup, ...] = self.hooks.structs(found, StateGroup, "dgpp_groups", "state groups")
         return groups

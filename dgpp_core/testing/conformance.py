@@ -25,6 +25,7 @@ from dgpp_core.host.loading import LoadedModel, PluginHost, load_plugins
 from dgpp_core.sampling.params import GREEDY
 from dgpp_core.testing.inspect import resident_tensor_bytes
 from dgpp_core.testing.matrix import Axes, exactness_matrix
+from dgpp_core.testing.tensor_parallel import TensorParallelWorld
 from dgpp_core.testing.world import World
 from dgpp_core.text.messages import normalise_messages
 from dgpp_core.text.template import ChatTemplate
@@ -40,12 +41,14 @@ class ModelConformance:
         tolerance: relative error allowed between the forward and the reference, in float32.
         template: a chat template file, where the family has one; see `golden_cases`.
         reply_tokens: reply length of the exactness matrix.
+        worlds: numbers of tensor-parallel ranks that can divide the tiny config.
     """
 
     model: ClassVar[str]
     tolerance: ClassVar[float] = 1e-5
     template: ClassVar[Path | None] = None
     reply_tokens: ClassVar[int] = 12
+    worlds: ClassVar[tuple[int, ...]] = (1,)
 
     @classmethod
     def host(cls) -> PluginHost:
@@ -89,8 +92,12 @@ class ModelConformance:
         source = torch.Generator().manual_seed(5)
         return [torch.randint(vocab, (n,), generator=source).tolist() for n in (70, 5, 33, 16, 48, 1, 97, 64)]
 
-    def world(self, loaded: LoadedModel, folder: Path, settings: EngineSettings = SETTINGS, lag: int = 0) -> World:
-        """A world that serves the checkpoint."""
+    def world(
+        self, loaded: LoadedModel, folder: Path, settings: EngineSettings = SETTINGS, lag: int = 0, ranks: int = 1
+    ) -> World:
+        """A world of ``ranks`` ranks that serves the checkpoint."""
+        if ranks > 1:
+            return TensorParallelWorld.load(loaded, folder, settings, ranks, lag=lag)
         return World.from_checkpoint(loaded, folder, settings, lag=lag)
 
     def test_importing_the_plugin_needs_no_torch(self, loaded: LoadedModel) -> None:
@@ -111,16 +118,17 @@ class ModelConformance:
         self.world(loaded, folder)
 
     def test_the_plan_is_what_is_allocated(self, loaded: LoadedModel, folder: Path) -> None:
-        """Planned tensor bytes are at least those allocated, and within 1 %."""
-        world = self.world(loaded, folder)
+        """Planned tensor bytes of a rank are at least those allocated, and within 1 %."""
         config = loaded.read_config(json.loads((folder / "config.json").read_text()))
-        plan = make_plan(
-            table=loaded.bindings(config), groups=loaded.groups(config), config=config, settings=SETTINGS, world=1,
-            device_kind="cpu", step_width=world.engine.geometry.step_width,
-            extra=loaded.plan_terms(config, 1, {}), available=1 << 40,
-        )  # fmt: skip
-        allocated = world.engine.state.bytes + resident_tensor_bytes(world.engine.model, world.engine.drafter)
-        assert allocated <= plan.tensor_bytes <= math.ceil(allocated * 1.01)
+        for ranks in self.worlds:
+            engine = self.world(loaded, folder, SETTINGS, 0, ranks).engine
+            plan = make_plan(
+                table=loaded.bindings(config), groups=loaded.groups(config, ranks), config=config, settings=SETTINGS,
+                world=ranks, device_kind="cpu", step_width=engine.geometry.step_width,
+                extra=loaded.plan_terms(config, ranks, {}), available=1 << 40,
+            )  # fmt: skip
+            allocated = engine.state.bytes + resident_tensor_bytes(engine.model, engine.drafter)
+            assert allocated <= plan.tensor_bytes <= math.ceil(allocated * 1.01), f"{ranks} ranks"
 
     def test_forward_equals_the_reference(self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]) -> None:
         """Logits of a whole prefill, and of the same tokens one by one, against the slow forward."""
@@ -161,10 +169,21 @@ class ModelConformance:
         """Chunking, company, prefix cache, eviction, drafting and pipelining change no token."""
         depths = tuple(range(min(loaded.spec.draft_depth, 3) + 1))
         axes = Axes(depths=depths, max_tokens=self.reply_tokens)
-        report = exactness_matrix(lambda s, lag: self.world(loaded, folder, s, lag), prompts, axes)
+        report = exactness_matrix(lambda *each: self.world(loaded, folder, *each), prompts, axes)
         assert not report.differences
         assert report.hits
         assert report.evictions
+
+    def test_ranks_that_share_the_model_give_the_same_replies(
+        self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]
+    ) -> None:
+        """However many ranks add up a row, and whatever else varies, no token differs; the ranks agree to the bit."""
+        if not (shared := [ranks for ranks in self.worlds if ranks > 1]):
+            pytest.skip("this model sets no world of several ranks")
+        depths = tuple(range(min(loaded.spec.draft_depth, 3) + 1))
+        axes = Axes(worlds=shared, depths=depths, chunks=(16,), company=(0, 3), max_tokens=self.reply_tokens)
+        report = exactness_matrix(lambda *each: self.world(loaded, folder, *each), prompts, axes)
+        assert not report.differences, f"the oracle's picks come as near to a tie as {report.smallest_gap}"
 
     def test_a_pipelined_engine_gives_the_same_replies(
         self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]
@@ -173,7 +192,7 @@ class ModelConformance:
         axes = Axes(
             depths=(loaded.spec.draft_depth,), lags=(1,), chunks=(16,), company=(3,), max_tokens=self.reply_tokens
         )
-        assert not exactness_matrix(lambda s, lag: self.world(loaded, folder, s, lag), prompts, axes).differences
+        assert not exactness_matrix(lambda *each: self.world(loaded, folder, *each), prompts, axes).differences
 
     def test_a_snapshot_restores_what_was_saved(
         self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]
