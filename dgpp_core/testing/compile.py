@@ -100,9 +100,16 @@ def compile_case(module: str, index: int, target: int) -> Compiled:
         made = compile_for(target, case.kernel, *case.args, **case.meta)
         registers, stack = resources(made.asm["cubin"])
     except Exception as error:  # a compiler may raise anything
-        return Compiled(module, case.name, target, failure=f"{type(error).__name__}: {error}"[-2000:])
+        return Compiled(module, case.name, target, failure=_innermost(error))
     mma = tuple(sorted(set(_MMA.findall(made.asm["ptx"]))))
     return Compiled(module, case.name, target, registers, made.metadata.shared, stack, mma, made.asm["ptx"])
+
+
+def _innermost(error: BaseException) -> str:
+    """The error at the bottom: a compiler names the outer functions first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"[-2000:]
 
 
 def compile_all(modules: Iterable[str], targets: Iterable[int] = (90, 121), processes: int = 0) -> list[Compiled]:

@@ -1,0 +1,124 @@
+"""How a decode product is cut, by the weight's shape and form alone: never by the number of rows.
+
+W warps of a program and S splits share K; both decide the order of a row's sum, so its bits. R row tiles a program and
+the slots loaded ahead change speed only. Measured on an H200: four warps; one row tile, or two where K is split; S
+such that about 480 programs or more are in flight and a warp walks at most 12 slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from msgspec import Struct
+
+Form = Literal["bf16", "bf12", "fp8", "nvfp4"]
+
+SLOT = 128
+"""k that a warp loads at once."""
+_MOST_SLOTS = 32
+"""Slots of a warp in a row, unrolled; more take minutes to compile."""
+_PROGRAMS = 440
+_MOST_SPLITS = 8
+_AHEAD: dict[Form, tuple[int, int]] = {"bf16": (2, 2), "bf12": (2, 2), "fp8": (5, 3), "nvfp4": (2, 3)}
+"""Slots in flight of a whole and of a split product."""
+
+
+class Plan(Struct, frozen=True):
+    """Cut of one product.
+
+    Args:
+        tiles: row tiles of 16 a program, for up to 8 and for more rows.
+        ahead: slots in flight.
+        fused: gate and up rows meet in one program, whose result is silu(gate) · up.
+    """
+
+    warps: int
+    splits: int
+    tiles: tuple[int, int]
+    ahead: int
+    fused: bool = False
+
+    def meta(self, rows: int, columns: int, wide: bool) -> dict[str, Any]:
+        """Compile-time arguments of the kernel. ``wide``: 16 columns a tile, for more than 8 rows."""
+        return {
+            "N": rows,
+            "K": columns,
+            "COLUMNS": 16 if wide else 8,
+            "W": self.warps,
+            "R": self.tiles[wide],
+            "AHEAD": self.ahead,
+            "SPLITS": self.splits,
+            "GATED": self.fused,
+            "PDL": True,
+            "num_warps": self.warps,
+            "launch_pdl": True,
+        }
+
+
+def plan(form: Form, rows: int, columns: int, gated: bool = False) -> Plan | None:
+    """The cut for a weight ``[rows, columns]``, None where it does not fit fragments.
+
+    Args:
+        gated: the rows are gate rows, then as many up rows; K is not split. FP8 and bf12 have too much in registers
+            to take both into one program: they are multiplied as they are.
+    """
+    fused = gated and form in ("bf16", "nvfp4")
+    if rows % (32 if fused else 16) or columns % SLOT:
+        return None
+    slots = columns // SLOT
+    warps = next(w for w in (4, 2, 1) if slots % w == 0)
+    splits = 1 if gated else _splits(rows // 16, slots // warps)
+    each = slots // warps // splits
+    if each > _MOST_SLOTS:
+        return None
+    ahead = min(_AHEAD[form][splits > 1], each)
+    return Plan(warps, splits, _tiles(form, rows, splits, fused), ahead, fused)
+
+
+def _tiles(form: Form, rows: int, splits: int, fused: bool) -> tuple[int, int]:
+    """Row tiles a program, for up to 8 and for more rows."""
+    if fused:
+        return (4, 2) if form == "nvfp4" and rows % 64 == 0 else (2, 2)
+    if form in ("bf12", "fp8"):
+        return 1, 1
+    pair = 2 if rows % 32 == 0 else 1
+    return (pair, pair) if splits > 1 or form == "nvfp4" else (1, pair)
+
+
+def _splits(tiles: int, slots: int) -> int:
+    """Splits of K for a product of ``tiles`` row tiles whose warps walk ``slots`` slots each."""
+    allowed = [s for s in range(1, _MOST_SPLITS + 1) if slots % s == 0]
+    if tiles >= _PROGRAMS and slots <= 12:
+        return 1
+    good = [s for s in allowed if s > 1 and tiles // 2 * s >= _PROGRAMS and slots // s <= 12]
+    return good[0] if good else allowed[-1]
+
+
+SERVED: tuple[tuple[Form, int, int, bool], ...] = (
+    ("bf16", 14336, 5120, False),
+    ("bf16", 5120, 12288, False),
+    ("bf16", 151552, 5120, False),
+    ("bf16", 24576, 5120, True),
+    ("bf16", 5120, 10240, False),
+    ("bf12", 14336, 5120, False),
+    ("bf12", 5120, 12288, False),
+    ("bf12", 151552, 5120, False),
+    ("fp8", 14336, 5120, False),
+    ("fp8", 5120, 12288, False),
+    ("fp8", 24576, 5120, True),
+    ("nvfp4", 14336, 5120, False),
+    ("nvfp4", 5120, 12288, False),
+    ("nvfp4", 24576, 5120, True),
+)
+"""Form, shape and gating of GLM-4.7's dense products, which the tests compile ahead of time."""
+
+
+def binaries(form: Form, shapes: Iterable[tuple[Form, int, int, bool]]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Name and compile-time arguments of each binary of ``form`` among ``shapes``."""
+    for other, rows, columns, gated in shapes:
+        cut = plan(form, rows, columns, gated)
+        if other == form and cut is not None:
+            for wide in (False, True):
+                name = f"{rows}x{columns}{' gated' if cut.fused else ''}, {'more' if wide else '1 to 8'} rows"
+                yield name, cut.meta(rows, columns, wide)
