@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
 
-from dgpp_core.api import Bus, ConfigError, EngineError, ModelConfig, Shard, StateGroup, for_device
+from dgpp_core.api import Bus, ConfigError, EngineError, ModelConfig, Shard, StateGroup, Weights, for_device
 from dgpp_core.bus.solo import SoloBus
 from dgpp_core.checkpoint.check import check_bindings
 from dgpp_core.checkpoint.config_json import read_config
@@ -50,13 +51,26 @@ def prepare(
     config = read_config(folder, model.read_config, model.spec.full_config)
     entries = read_headers(folder)
     check_bindings(model.bindings(config), entries, world)
+    return prepare_config(model, config, settings, device_kind, entries=entries, world=world)
+
+
+def prepare_config(
+    model: LoadedModel,
+    config: ModelConfig,
+    settings: EngineSettings,
+    device_kind: DeviceKind,
+    *,
+    entries: Mapping[str, TensorEntry] | None = None,
+    world: int = 1,
+) -> Prepared:
+    """The same for weights that come from elsewhere, as in a benchmark; then there are no ``entries``."""
     if wrong := [token for token in config.eos_ids if not 0 <= token < config.vocab_size]:
         limit = f"below the vocabulary size {config.vocab_size}"
         raise ConfigError("an end token is no token", where="eos_token_id", found=str(wrong[0]), expected=limit)
     groups = for_device(model.groups(config, world), device_kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
     require_room(geometry, config)
-    return Prepared(model, config, entries, groups, geometry, world)
+    return Prepared(model, config, entries or {}, groups, geometry, world)
 
 
 def pick_device(name: str) -> torch.device:
@@ -72,12 +86,27 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def build_engine(prepared: Prepared, device: torch.device, progress: Progress, bus: Bus | None = None) -> Engine:
+class ClosableWeights(Weights, Protocol):
+    """Weights that know when they are complete."""
+
+    def finish(self) -> None:
+        """Every parameter was taken."""
+        ...
+
+
+def build_engine(
+    prepared: Prepared,
+    device: torch.device,
+    progress: Progress,
+    bus: Bus | None = None,
+    weights: ClosableWeights | None = None,
+) -> Engine:
     """Load the weights and allocate the state of one rank.
 
     Args:
         bus: how the rank meets the others of ``prepared.world``; a world of one needs none. Every rank of the world
             calls this at the same time: a model may use the bus while it is built.
+        weights: where the parameters come from; by default the prepared checkpoint.
 
     Raises:
         CheckpointError, PluginError: as the loader and the plugin's hooks do.
@@ -89,7 +118,7 @@ def build_engine(prepared: Prepared, device: torch.device, progress: Progress, b
         raise EngineError("the bus connects another number of ranks", found=str(bus.world), expected=expected)
     model, config = prepared.model, prepared.config
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    weights = CheckpointWeights(
+    weights = weights or CheckpointWeights(
         model.bindings(config),
         prepared.entries,
         device=device,
