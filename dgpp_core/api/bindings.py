@@ -61,8 +61,11 @@ class BindingTable(msgspec.Struct, frozen=True):
         ignored: shell-style patterns of checkpoint tensors that are passed over (``*.rotary_emb.inv_freq``).
         shared: pairs (target, target): the second parameter is the first one's data in another resident form
             (a tied output head), so that the plan counts it.
+        stacks: pairs (target, entries): the matrix is so many of equal size below each other, each used by itself
+            (a layer's experts).
     """
 
     tensors: tuple[Binding, ...]
     ignored: tuple[str, ...] = ()
     shared: tuple[tuple[str, str], ...] = ()
+    stacks: tuple[tuple[str, int], ...] = ()

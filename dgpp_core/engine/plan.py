@@ -126,7 +126,7 @@ def make_plan(
     groups = for_device(groups, device_kind)
     fixed = [
         PlanLine("runtime", RUNTIME_BYTES[device_kind], "process and libraries"),
-        *weight_lines(table, world, device_kind),
+        *weight_lines(table, world, device_kind, settings.bf16_weights),
         *(PlanLine(term.name, term.bytes, term.note, exact=True) for term in extra),
     ]
     loading = loading_bytes(table, world, device_kind)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dgpp_core.api import DTYPE_BYTES, BindingTable, ModelConfig, PagedGroup, StateGroup, WindowGroup
-from dgpp_core.api.bindings import Binding, Role
 from dgpp_core.checkpoint.cuts import cut_shape
 from dgpp_core.checkpoint.headers import STAGING_BYTES
+from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_bytes
-from dgpp_core.formats.resident import COMPUTE_BYTES, DeviceKind, resident_bytes
+from dgpp_core.formats.resident import COMPUTE_BYTES, Bf16Form, DeviceKind, resident_bytes
 
 GIB, MIB = 2**30, 2**20
 
@@ -21,6 +21,12 @@ RUNTIME_BYTES: dict[DeviceKind, int] = {"cpu": 296 * MIB, "cuda": 768 * MIB}
 """Resident set of the process beside what is counted below. cpu: 225 MiB after importing torch 2.13.0+cpu, 245 MiB with
 the first products of every kind, 293 MiB with SmolLM2-135M loaded, its tensors left out: what loading leaves in the
 allocator counts too (x86-64, Python 3.11, 2026-11-29). cuda: a bound on a context with its libraries' workspaces."""
+
+CONVERSION_BYTES = 32
+"""Bytes a value that quantising a matrix at load takes: it in float32, and a few float32 steps of the encoder."""
+
+DECODING_BYTES = 24
+"""The same of decoding one on a CPU: indices of eight bytes, and levels, scales and values in float32."""
 
 ATTENTION_ROWS = 128
 """Prefill rows that share one attention product: `dgpp_core.layers.paged.CHUNK_ROWS`."""
@@ -37,40 +43,20 @@ class PlanLine(msgspec.Struct, frozen=True):
     exact: bool = False
 
 
-class Parameter(msgspec.Struct, frozen=True):
-    """One target of the binding table on one rank: ``shape`` is cut and concatenated."""
-
-    role: Role
-    shape: tuple[int, ...]
-
-    def bytes(self, device: DeviceKind) -> int:
-        """Resident bytes."""
-        return resident_bytes(self.role, self.shape, device)
-
-
-def parameters(table: BindingTable, world: int) -> dict[str, Parameter]:
-    """Every target as one rank of ``world`` holds it, by name; raises `CheckpointError` where a cut does not divide."""
-    parts: dict[str, list[Binding]] = {}
-    for binding in table.tensors:
-        parts.setdefault(binding.target, []).append(binding)
-    found = {}
-    for target, bindings in parts.items():
-        shapes = [cut_shape(binding, world) for binding in bindings]
-        shape = shapes[0] if len(shapes) == 1 else (sum(s[0] for s in shapes), *shapes[0][1:])
-        found[target] = Parameter(bindings[0].role, shape)
-    return found
-
-
-def weight_lines(table: BindingTable, world: int, device: DeviceKind) -> Iterator[PlanLine]:
-    """Resident bytes a role, the second resident forms of ``table.shared``."""
+def weight_lines(
+    table: BindingTable, world: int, device: DeviceKind, bf16_form: Bf16Form = "checkpoint"
+) -> Iterator[PlanLine]:
+    """Resident bytes a role, quantised matrices by storage, the second resident forms of ``table.shared``."""
     held = parameters(table, world)
-    roles: tuple[Role, ...] = ("linear", "embedding", "vector")
-    for role in roles:
-        chosen = [parameter for parameter in held.values() if parameter.role == role]
+    kinds: dict[str, list[Parameter]] = {"linear": [], "embedding": [], "vector": []}
+    for parameter in held.values():
+        storage = parameter.storage(device)
+        kinds.setdefault(parameter.role if storage == "dense" else f"linear, {storage}", []).append(parameter)
+    for kind, chosen in kinds.items():
         if chosen:
-            count = sum(math.prod(parameter.shape) for parameter in chosen)
-            total = sum(parameter.bytes(device) for parameter in chosen)
-            yield PlanLine(f"weights: {role}", total, f"{count / 1e6:.1f} M parameters", exact=True)
+            count = sum(parameter.elements for parameter in chosen)
+            total = sum(parameter.bytes(device, bf16_form) for parameter in chosen)
+            yield PlanLine(f"weights: {kind}", total, f"{count / 1e6:.1f} M parameters", exact=True)
     if device == "cpu":
         for source, target in table.shared:
             copy = resident_bytes("linear", held[source].shape, device)
@@ -78,16 +64,29 @@ def weight_lines(table: BindingTable, world: int, device: DeviceKind) -> Iterato
 
 
 def loading_bytes(table: BindingTable, world: int, device: DeviceKind) -> int:
-    """What packing a matrix takes on the way: it, a probe of its shape and the probe's packed form, and a read buffer.
+    """What loading takes on the way and has given back before the first pool is allocated.
 
-    It is free again before the first pool is allocated.
+    cpu: a read buffer, and of the largest matrix: its float32 values, a probe of its shape and the probe's packed
+    form. Of a stack the whole as it was read; of a quantised one `DECODING_BYTES` a value of a matrix.
+    cuda: a stored stack that an operation reorders, the reordered one, and `CONVERSION_BYTES` a value of the largest
+    matrix that is converted.
     """
-    if device != "cpu":
-        return STAGING_BYTES
     held = parameters(table, world)
+    if device == "cuda":
+        stacks = max((p.bytes(device) for p in held.values() if p.role == "linear"), default=0)
+        converted = (b for p in held.values() for b in p.bindings if b.resident not in ("", b.storage))
+        return stacks + CONVERSION_BYTES * max((math.prod(cut_shape(b, world)) for b in converted), default=0)
     sources = {source for source, _ in table.shared}
-    shapes = [p.shape for name, p in held.items() if p.role == "linear" or name in sources]
-    return STAGING_BYTES + max((8 * math.prod(s) + resident_bytes("linear", s, device) for s in shapes), default=0)
+    packed = [p for name, p in held.items() if len(p.shape) >= 2 and (p.role == "linear" or name in sources)]
+    return STAGING_BYTES + max(map(_packing_bytes, packed), default=0)
+
+
+def _packing_bytes(parameter: Parameter) -> int:
+    shape = (*parameter.shape[:-2], parameter.matrix_rows, parameter.shape[-1])
+    packing = 8 * math.prod(shape) + resident_bytes("linear", shape, "cpu")
+    if parameter.bindings[0].storage != "dense":
+        return parameter.bytes("cuda") + DECODING_BYTES * math.prod(shape) + packing
+    return packing + (4 * parameter.elements if parameter.entries > 1 else 0)
 
 
 def row_bytes(group: PagedGroup) -> int:
@@ -129,7 +128,7 @@ class Widths(msgspec.Struct, frozen=True):
     def of(cls, table: BindingTable, groups: Sequence[StateGroup], config: ModelConfig, world: int) -> Widths:
         """The widths of a model."""
         vocab = {config.vocab_size, -(-config.vocab_size // world)}
-        rows = [p.shape[-2] for p in parameters(table, world).values() if p.role == "linear" and len(p.shape) >= 2]
+        rows = [p.matrix_rows for p in parameters(table, world).values() if p.role == "linear" and len(p.shape) >= 2]
         kept = [group.heads * group.width for group in groups if isinstance(group, PagedGroup | WindowGroup)]
         linear = max((count for count in rows if count not in vocab), default=config.hidden_size)
         return cls(config.hidden_size, linear, max([-(-config.hidden_size // world), *kept]))

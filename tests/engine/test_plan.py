@@ -122,6 +122,44 @@ def test_ranks_hold_their_part() -> None:
         plan(world=3)
 
 
+QUANTISED = BindingTable(
+    (
+        Binding(name="head", shape=(300, 1024), target="head"),
+        *(
+            Binding(name=f"e.{i}.{half}.weight", shape=(32, 1024), target="gate_up", cut=0, storage="nvfp4")
+            for i in range(40)
+            for half in ("gate", "up")
+        ),
+    ),
+    stacks=(("gate_up", 40),),
+)
+
+
+def quantised_plan(world: int = 1, **settings: object) -> Plan:
+    return make_plan(
+        table=QUANTISED, groups=PAGED, config=CONFIG, settings=EngineSettings(**settings), world=world,
+        device_kind="cuda", step_width=1, extra=(), available=ROOMY,
+    )  # fmt: skip
+
+
+def test_a_gpu_keeps_stored_forms() -> None:
+    found, half = quantised_plan(), quantised_plan(world=2)
+    assert line(found, "weights: linear, nvfp4") == 80 * (32 * 512 + 32 * 64 + 4)
+    assert line(half, "weights: linear, nvfp4") == 80 * (16 * 512 + 16 * 64 + 4)
+    assert line(found, "weights: linear") == 300 * 1024 * 2
+    assert "2.6 M parameters" in next(item.note for item in found.lines if item.name == "weights: linear, nvfp4")
+    packed = line(quantised_plan(bf16_weights="bf12"), "weights: linear")
+    assert 0.75 < packed / (300 * 1024 * 2) < 0.76
+    assert line(quantised_plan(bf16_weights="bf12+bf16"), "weights: linear") == packed + 300 * 1024 * 2
+
+
+def test_a_row_meets_one_matrix_of_a_stack_at_a_time() -> None:
+    """The activations are bounded by an expert's 64 rows, not by the 2,560 of the layer's."""
+    activations = next(item for item in quantised_plan().lines if item.name == "activations")
+    rows = int(activations.note.split()[0])
+    assert activations.bytes == rows * (4 * 64 + 2 * 64) * 2
+
+
 def test_the_familys_own_terms_are_added() -> None:
     found = plan(extra=[PlanTerm("rotary table", 12345, "4096 positions")])
     assert line(found, "rotary table") == 12345

@@ -1,0 +1,88 @@
+"""What one rank holds of a binding table, target by target. Torch-free, for the memory plan and the resident image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from dgpp_core.api.bindings import Binding, BindingTable, Role
+from dgpp_core.checkpoint.cuts import cut_shape
+from dgpp_core.formats.resident import Bf16Form, DeviceKind, bf16_matrix_bytes, resident_bytes, stored_bytes
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """One target of the binding table on one rank.
+
+    Attributes:
+        bindings: its parts, in order.
+        shape: of the values, cut and concatenated.
+        entries: matrices of equal size that ``shape`` is a stack of, each used by itself.
+        world: the ranks it is cut for.
+    """
+
+    bindings: tuple[Binding, ...]
+    shape: tuple[int, ...]
+    entries: int
+    world: int
+
+    @property
+    def role(self) -> Role:
+        """How it is used."""
+        return self.bindings[0].role
+
+    @property
+    def elements(self) -> int:
+        """How many values it has."""
+        return math.prod(self.shape)
+
+    @property
+    def matrix_rows(self) -> int:
+        """Output rows of one matrix of the stack."""
+        return self.shape[-2] // self.entries
+
+    def storage(self, device: DeviceKind) -> str:
+        """The storage it has once it is loaded."""
+        first = self.bindings[0]
+        return "dense" if device == "cpu" else first.resident or first.storage
+
+    def bytes(self, device: DeviceKind, bf16_form: Bf16Form = "checkpoint") -> int:
+        """Resident bytes.
+
+        Args:
+            bf16_form: how dense matrices are kept on a GPU.
+
+        Raises:
+            CheckpointError, PluginError: as `dgpp_core.formats.resident.stored_bytes`.
+        """
+        if self.role == "linear" and device == "cpu" and len(self.shape) >= 2:
+            return self.entries * resident_bytes("linear", (*self.shape[:-2], self.matrix_rows, self.shape[-1]), device)
+        if (storage := self.storage(device)) != "dense":
+            heights = [cut_shape(binding, self.world)[0] for binding in self.bindings]
+            return sum(self._stored_bytes(binding, storage, heights[:-1]) for binding in self.bindings)
+        if self.bindings[0].stays_float32:
+            return 4 * self.elements
+        if self.role == "linear" and len(self.shape) == 2:
+            return bf16_matrix_bytes((self.shape[0], self.shape[1]), bf16_form)
+        return resident_bytes(self.role, self.shape, device)
+
+    def _stored_bytes(self, binding: Binding, storage: str, heights: Sequence[int]) -> int:
+        rows, columns = cut_shape(binding, self.world)
+        divided = binding.cut is not None and self.world > 1 and storage == binding.storage
+        cut = (binding.cut, binding.shape[binding.cut]) if divided and binding.cut is not None else None
+        return stored_bytes(storage, (rows, columns), cut, heights)
+
+
+def parameters(table: BindingTable, world: int) -> dict[str, Parameter]:
+    """Every target as one rank of ``world`` holds it, by name; raises `CheckpointError` where a cut does not divide."""
+    parts: dict[str, list[Binding]] = {}
+    for binding in table.tensors:
+        parts.setdefault(binding.target, []).append(binding)
+    entries = dict(table.stacks)
+    found = {}
+    for target, bindings in parts.items():
+        shapes = [cut_shape(binding, world) for binding in bindings]
+        shape = shapes[0] if len(shapes) == 1 else (sum(s[0] for s in shapes), *shapes[0][1:])
+        found[target] = Parameter(tuple(bindings), shape, entries.get(target, 1), world)
+    return found
