@@ -119,7 +119,8 @@ class Nvfp4Matrix(StoredMatrix, frozen=True, eq=False):
 
 def from_multiplier(codes: Tensor, scales: Tensor, scale_2: Tensor) -> Nvfp4Matrix:
     """The matrix of modelopt's tensors; raises `CheckpointError` where the scale is not a finite number."""
-    _require_scale("weight_scale_2", float(scale_2), math.isfinite(float(scale_2)))
+    value = float(scale_2)
+    _require_scale("weight_scale_2", value, math.isfinite(value))
     return Nvfp4Matrix(codes, scales, scale_2.reshape(1))
 
 
