@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from dgpp_core.formats import codec, fp8, nvfp4, packed_int
+from dgpp_core.formats import cache_rows, codec, fp8, nvfp4, packed_int
 from dgpp_core.formats.scalars import decode_e4m3
 
+Encoder = Callable[[Tensor], tuple[Tensor, Tensor]]
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 E4M3 = decode_e4m3(torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn)).numpy()
@@ -54,6 +58,17 @@ def test_power_of_two_scales_at_their_edges() -> None:
     quotient = np.maximum(largest, np.float32(1e-4)) * np.float32(1 / 448)
     mantissa, exponent = np.frexp(quotient)
     assert scales[:, 0].tolist() == np.ldexp(np.float32(1), exponent - (mantissa == 0.5)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("encode", "top", "floor"),
+    [(cache_rows.encode_fp8_window_rows, 448.0, 1e-4), (cache_rows.encode_mxfp4_rows, 6.0, 6 * 2.0**-126)],
+)
+def test_exponents_of_cache_rows_at_their_edges(encode: Encoder, top: float, floor: float) -> None:
+    largest = _around(np.exp2(np.arange(-60, 61)).astype(np.float32) * np.float32(top))
+    _, exponents = encode(torch.from_numpy(np.repeat(largest, 32)).view(-1, 32))
+    mantissa, exponent = np.frexp(np.maximum(largest, np.float32(floor)) * np.float32(1 / top))
+    assert exponents[:, 0].tolist() == (127 + exponent - (mantissa == 0.5)).tolist()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
