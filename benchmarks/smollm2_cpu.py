@@ -52,15 +52,15 @@ def decode_rates(folder: Path) -> dict[str, Any]:
         return STEPS / (marks[1] - marks[0])
 
     bandwidth = read_bandwidth(time.perf_counter, torch.device("cpu"))
-    weights = 4 * 134_515_008
+    embedding = 4 * 49_152 * 576
     rounds: list[dict[str, float]] = []
     floors: dict[str, Any] = {}
     for _ in range(ROUNDS):
         row = {f"transformers_{cache}": generate(cache) for cache in ("dynamic", "static")}
         for streams in (1, 8):
             found = measure_decode(
-                world, time.perf_counter, streams=streams, prompt=PROMPT, steps=STEPS, weight_bytes=weights,
-                bandwidth=bandwidth,
+                world, time.perf_counter, streams=streams, context=PROMPT + STEPS // 2, steps=STEPS, runs=1,
+                unread=embedding, bandwidth=bandwidth,
             )  # fmt: skip
             row[f"dgpp_{streams}"] = found.tokens_per_second
             floors[str(streams)] = {"bytes": found.bytes, "floor_ms": found.floor_ms, "ms_per_step": found.ms_per_step}
@@ -86,8 +86,8 @@ def cached_prefill(folder: Path) -> dict[str, Any]:
     model = load_plugins(environ=os.environ).model("smollm2")
     world = World.from_checkpoint(model, folder, EngineSettings(max_concurrency=2, kv_capacity=4096))
     world.reply([5] * 300, 2)
-    found = measure_prefill(world, time.perf_counter, [(11 + 17 * i * i) % 49152 for i in range(2000)])
-    return {"cold_ms": found.cold_ms, "cached_ms": found.cached_ms, "cached_over_cold": found.cached_ms / found.cold_ms}
+    found = measure_prefill(world, time.perf_counter, tokens=2000, runs=1)
+    return {"cold_ms": found.ms, "cached_ms": found.cached_ms, "cached_over_cold": found.ratio}
 
 
 def served(folder: Path, port: int) -> dict[str, Any]:

@@ -5,12 +5,16 @@ Nothing here reads a device value on the host or depends on one, so the same cod
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import torch
 from torch import Tensor
 
 from dgpp_core.api import Drafter, Model, State, StepBatch
 from dgpp_core.engine.registers import Registers
+
+Judge = Callable[[Tensor, int], Tensor]
 
 RESULT_EXTRA = 3
 """Columns of a result after the picked tokens: accepted drafts, first faulty row (the width where none), length."""
@@ -50,10 +54,15 @@ def pack(tokens: Tensor, accepted: Tensor, finite: Tensor, lengths: Tensor) -> T
 
 
 class DecodeProgram:
-    """Decode steps of one model and its drafter."""
+    """Decode steps of one model and its drafter.
+
+    Attributes:
+        judge: for measuring: how many drafts stand, given lengths ``[B]`` and depth, in place of what the picks say.
+    """
 
     def __init__(self, model: Model, drafter: Drafter | None, pools: State, registers: Registers) -> None:
         self.model, self.drafter, self.pools, self.registers = model, drafter, pools, registers
+        self.judge: Judge | None = None
 
     def verify(self, slots: Tensor, width: int, max_length: int) -> Verified:
         """Run ``width`` rows for each of ``slots``: its newest token and its drafts.
@@ -94,7 +103,10 @@ class DecodeProgram:
         held, batch = self.registers, step.batch
         segments, width = len(batch.counts), step.drafts.shape[1] + 1
         chosen = picked.view(segments, width)
-        accepted = (chosen[:, :-1] == step.drafts).long().cumprod(dim=1).sum(dim=1)
+        if self.judge is None:
+            accepted = (chosen[:, :-1] == step.drafts).long().cumprod(dim=1).sum(dim=1)
+        else:
+            accepted = self.judge(batch.lengths, width - 1)
         live = (batch.slots != held.inert).long()
         held.lengths[batch.slots] = (batch.lengths + accepted + 1) * live
         held.candidates[batch.slots] = accepted * live

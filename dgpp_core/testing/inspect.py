@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -23,6 +24,8 @@ def resident_tensor_bytes(*roots: Any) -> int:
         if isinstance(value, Tensor):
             key, size = _storage(value)
             storages[key] = size
+        elif isinstance(value, msgspec.Struct):
+            waiting += [getattr(value, name) for name in value.__struct_fields__]
         elif isinstance(value, dict):
             waiting += value.values()
         elif isinstance(value, list | tuple | set | frozenset):

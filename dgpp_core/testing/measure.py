@@ -8,89 +8,193 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
+from dgpp_core.engine.graphs import StaticRunner
+from dgpp_core.engine.runner import EagerRunner
+from dgpp_core.testing.traffic import ExpertUse, recorded_routing, weight_bytes
 from dgpp_core.testing.world import World
+
+Clock = Callable[[], float]
+"""Seconds, monotonic."""
+
+WARM_STEPS = 6
 
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True):
-    """Decoding at a number of streams.
+    """Decoding at a number of streams; medians of the runs.
 
     Attributes:
-        ms_per_step: median.
-        bytes: what a step must read: weights once, and each stream's keys and values.
+        context: tokens of a stream, on average over the steps measured.
+        bytes: what a step must read: each weight and each chosen expert once, and each stream's keys and values.
         floor_ms: that at the measured read bandwidth.
         share: floor over achieved.
+        host_ms: of a step, time in which the device had none of its work; None where decoding runs without graphs.
+        tokens_per_step: committed by one stream.
+        runs_ms: milliseconds a step of each run.
     """
 
     streams: int
+    context: int
     ms_per_step: float
     tokens_per_second: float
     bytes: int
     floor_ms: float
     share: float
+    host_ms: float | None
+    tokens_per_step: float
+    runs_ms: tuple[float, ...]
 
 
 class PrefillTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds to the first token, cold and with the prefix cached."""
+    """Milliseconds to the first token, cold (the median of the runs) and with the prefix cached."""
 
     tokens: int
-    cold_ms: float
+    ms: float
     cached_ms: float
     cached_tokens: int
+    ratio: float
+    runs_ms: tuple[float, ...]
 
 
-def read_bandwidth(clock: Callable[[], float], device: torch.device, size: int = 1 << 29) -> float:
-    """Bytes a second of a sum over ``size`` bytes; the best of five."""
-    data = torch.ones(size // 4, device=device)
+def read_bandwidth(clock: Clock, device: torch.device, size: int = 0) -> float:
+    """Bytes a second of a sum over ``size`` bytes (2 GiB on a GPU, else 512 MiB): the best of several."""
+    data = torch.ones((size or (1 << 31 if device.type == "cuda" else 1 << 29)) // 4, device=device)
     times = []
-    for _ in range(5):
+    for _ in range(8):
+        _synchronise(device)
         start = clock()
-        data.sum().item()
+        data.sum()
+        _synchronise(device)
         times.append(clock() - start)
-    return size / min(times)
+    return data.numel() * 4 / min(times)
+
+
+class StepClock:
+    """Device time around each step of a `StaticRunner`; attach it as the runner's mark."""
+
+    def __init__(self) -> None:
+        self._marks: list[torch.cuda.Event] = []
+
+    def __call__(self, name: str) -> None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._marks.append(event)
+
+    def idle_ms(self) -> float:
+        """Milliseconds between the end of a step and the begin of the next, a step; forgets what it has seen."""
+        marks, self._marks = self._marks, []
+        torch.cuda.synchronize()
+        gaps = [end.elapsed_time(begin) for end, begin in zip(marks[1::2], marks[2::2], strict=False)]
+        return float(sum(gaps)) / max(1, len(gaps))
+
+
+def prompt_of(world: World, length: int, number: int) -> list[int]:
+    """A prompt of its own for each number."""
+    source = torch.Generator().manual_seed(number)
+    return torch.randint(world.engine.vocab_size, (length,), generator=source).tolist()
 
 
 def measure_decode(
-    world: World,
-    clock: Callable[[], float],
-    *,
-    streams: int,
-    prompt: int,
-    steps: int,
-    weight_bytes: int,
-    bandwidth: float,
+    world: World, clock: Clock, *, streams: int, context: int, steps: int, runs: int, unread: int, bandwidth: float
 ) -> Decode:
-    """Median time of a step with ``streams`` requests running, past their prefill."""
-    vocab = world.engine.vocab_size
-    for number in range(streams):
-        tokens = [(7 + 31 * i + 977 * number) % vocab for i in range(prompt)]
-        world.submit(tokens, steps + 8, use_cache=False)
+    """Time of a step with ``streams`` requests running, past their prefill.
+
+    Args:
+        context: tokens of a stream in the middle of the measurement; its prompt is shorter by half of the steps.
+        steps, runs: ``runs`` times ``steps`` steps are timed.
+        unread: resident bytes that a step does not read; see `weight_bytes`.
+    """
+    engine, width = world.engine, world.engine.depth + 1
+    most = width * (runs * steps + 2 * WARM_STEPS + 4)
+    prompt = max(1, context - (runs * steps + WARM_STEPS) // 2)
+    requests = [world.submit(prompt_of(world, prompt, number), most, use_cache=False) for number in range(streams)]
     while world.scheduler.stats().active < streams or world.scheduler.stats().prefilling:
         world.tick()
-    times = []
-    for _ in range(steps):
-        start = clock()
+    for _ in range(WARM_STEPS):
         world.tick()
-        times.append(clock() - start)
+    uses = _routing_of_a_step(world)
+    clock_of_steps = _attach(world)
+    times, idle = [], []
+    before = sum(len(world.replies[request].tokens) for request in requests)
+    for _ in range(runs):
+        times.append(_run(world, clock, steps))
+        if clock_of_steps is not None:
+            idle.append(clock_of_steps.idle_ms())
+    committed = sum(len(world.replies[request].tokens) for request in requests) - before
+    _detach(world)
+    world.tick(cancels=requests)
     world.run()
     seconds = statistics.median(times)
-    rows = prompt + steps // 2
-    need = weight_bytes + streams * rows * world.engine.state.bytes_per_token
+    rows = prompt + (runs * steps + WARM_STEPS) * committed // (2 * streams * runs * steps)
+    need = weight_bytes(engine.model, engine.drafter, unread, uses) + streams * rows * engine.state.bytes_per_token
     return Decode(
         streams=streams,
+        context=rows,
         ms_per_step=seconds * 1e3,
-        tokens_per_second=streams / seconds,
+        tokens_per_second=committed / (runs * steps) / seconds,
         bytes=need,
         floor_ms=need / bandwidth * 1e3,
         share=need / bandwidth / seconds,
+        host_ms=statistics.median(idle) if idle else None,
+        tokens_per_step=committed / (runs * steps * streams),
+        runs_ms=tuple(time * 1e3 for time in times),
     )
 
 
-def measure_prefill(world: World, clock: Callable[[], float], tokens: Sequence[int]) -> PrefillTime:
-    """Time to the first token of a prompt, twice: the second time its prefix is cached."""
-    times, cached = [], 0
-    for _ in range(2):
-        start = clock()
-        reply = world.reply(tokens, 1)
-        times.append((clock() - start) * 1e3)
-        cached = reply.cached
-    return PrefillTime(tokens=len(tokens), cold_ms=times[0], cached_ms=times[1], cached_tokens=cached)
+def measure_prefill(world: World, clock: Clock, *, tokens: int, runs: int) -> PrefillTime:
+    """Time to the first token of prompts that nobody has sent before, and of one whose prefix is cached."""
+    world.reply(prompt_of(world, tokens, 0), 1)
+    times = [_time_to_first(world, clock, prompt_of(world, tokens, 1 + run))[0] for run in range(runs)]
+    cached_ms, cached = _time_to_first(world, clock, prompt_of(world, tokens, runs))
+    ms = statistics.median(times)
+    return PrefillTime(
+        tokens=tokens, ms=ms, cached_ms=cached_ms, cached_tokens=cached, ratio=cached_ms / ms, runs_ms=tuple(times)
+    )
+
+
+def _run(world: World, clock: Clock, steps: int) -> float:
+    """Seconds a step."""
+    device = world.engine.device
+    _synchronise(device)
+    start = clock()
+    for _ in range(steps):
+        world.tick()
+    _synchronise(device)
+    return (clock() - start) / steps
+
+
+def _time_to_first(world: World, clock: Clock, prompt: Sequence[int]) -> tuple[float, int]:
+    """Milliseconds to the first token, and how many tokens were cached."""
+    _synchronise(world.engine.device)
+    start = clock()
+    reply = world.reply(prompt, 1)
+    return (clock() - start) * 1e3, reply.cached
+
+
+def _routing_of_a_step(world: World) -> list[ExpertUse]:
+    """The expert calls of one tick, run without graphs."""
+    engine, runner = world.engine, world.engine.runner
+    engine.runner = EagerRunner(engine.program, engine.device)
+    try:
+        with recorded_routing() as uses:
+            world.tick()
+    finally:
+        engine.runner = runner
+    return uses
+
+
+def _attach(world: World) -> StepClock | None:
+    runner = world.engine.runner
+    if not isinstance(runner, StaticRunner) or world.engine.device.type != "cuda":
+        return None
+    runner.mark = StepClock()
+    return runner.mark
+
+
+def _detach(world: World) -> None:
+    if isinstance(world.engine.runner, StaticRunner):
+        world.engine.runner.mark = None
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

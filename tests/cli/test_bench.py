@@ -20,30 +20,56 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(folder: Path, *arguments: str) -> str:
-    done = CliRunner().invoke(
-        command, [*arguments, "--plugin", "smollm2", "--checkpoint", str(folder), "--device", "cpu"]
-    )
-    assert done.exit_code == 0, done.output
+def run(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(command, [*arguments, "--plugin", "smollm2", "--device", "cpu"])
+    assert done.exit_code == code, done.output
     return done.output
 
 
 def test_decode_tells_bytes_floor_and_what_was_achieved(folder: Path) -> None:
-    arguments = ("decode", "--streams", "1", "--streams", "2", "--prompt", "20", "--steps", "4")
-    report = json.loads(run(folder, *arguments, "--json"))
+    source = ("--checkpoint", str(folder))
+    arguments = ("decode", *source, "--streams", "1,2", "--streams", "2", "--context", "40", "--steps", "4")
+    report = json.loads(run(*arguments, "--json"))
     assert list(report["decode"]) == ["1", "2"]
+    assert {"model", "card", "layers", "format", "versions", "command"} <= report.keys()
     for streams, row in report["decode"].items():
         assert row["streams"] == int(streams)
+        assert row["context"] == 40
         assert row["floor_ms"] == pytest.approx(row["bytes"] / report["read_bandwidth_gb_s"] / 1e6)
         assert row["share"] == pytest.approx(row["floor_ms"] / row["ms_per_step"])
+        assert len(row["runs_ms"]) == 3
+        assert row["tokens_per_step"] == 1
     one, two = (report["decode"][n]["bytes"] for n in ("1", "2"))
-    # Two layers of keys and values, two heads of 16 float32, for 20 prompt tokens and half of the steps.
-    assert two - one == 22 * 2 * 2 * 2 * 16 * 4
-    assert "of the step" in run(folder, *arguments)
+    # Two layers of keys and values, two heads of 16 float32, for 40 tokens of another stream.
+    assert two - one == 40 * 2 * 2 * 2 * 16 * 4
+    assert "floor of the step" in run(*arguments)
 
 
 def test_prefill_compares_cold_with_cached(folder: Path) -> None:
-    report = json.loads(run(folder, "prefill", "--tokens", "200", "--json"))["prefill"]["200"]
-    assert report["cached_tokens"] == 192
-    assert report["ratio"] == pytest.approx(report["cached_ms"] / report["cold_ms"])
-    assert "cached" in run(folder, "prefill", "--tokens", "200")
+    arguments = ("prefill", "--checkpoint", str(folder), "--tokens", "100,200", "--runs", "2")
+    report = json.loads(run(*arguments, "--json"))["prefill"]
+    assert list(report) == ["100", "200"]
+    assert report["200"]["cached_tokens"] == 192
+    assert report["200"]["ratio"] == pytest.approx(report["200"]["cached_ms"] / report["200"]["ms"])
+    assert "cached" in run(*arguments)
+
+
+def test_random_weights_need_no_checkpoint_and_say_what_they_are() -> None:
+    arguments = ("decode", "--random", "--layers", "1", "--streams", "1", "--steps", "2", "--context", "8")
+    report = json.loads(run(*arguments, "--format", "bf16", "--json"))
+    assert (report["layers"], report["format"]) == (1, "bf16")
+    # SmolLM2-135M: a layer of 3.5 M parameters and the output head, in float32, and the rows of 8 tokens.
+    layer, head = 576 * (576 + 2 * 192 + 576 + 3 * 1536) + 2 * 576, 49152 * 576 + 576
+    assert report["decode"]["1"]["bytes"] == pytest.approx(4 * (layer + head) + 8 * 2 * 3 * 64 * 4, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("decode", "--layers", "1"), "--layers"), (("decode", "--format", "bf16"), "--format"),
+        (("decode", "--random", "--checkpoint", "x"), "--checkpoint"), (("decode", "--streams", "1,0"), "1,0"),
+        (("decode", "--random", "--layers", "0"), "--layers"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_go_together_are_refused_by_name(arguments: tuple[str, ...], named: str) -> None:
+    assert named in run(*arguments, code=2)

@@ -1,0 +1,31 @@
+"""Drafts that stand at a set rate, to time speculation on a model whose drafts are noise.
+
+The step computes everything as always; only how many drafts count as right is decided otherwise. Replies are then not
+the model's: a benchmark's hook, and nothing that serves uses it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+
+
+class ForcedAcceptance:
+    """A `dgpp_core.engine.program.DecodeProgram.judge`: a draft stands where a hash of its position falls below a rate.
+
+    The hash is in the manner of MurmurHash3's finaliser (Appleby, 2011), with products that fit 63 bits.
+
+    Args:
+        rate: share of drafts that stand where those before them do, 0 to 1.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._below = int(rate * (1 << 32))
+
+    def __call__(self, lengths: Tensor, depth: int) -> Tensor:
+        word = lengths.unsqueeze(1) + torch.arange(1, depth + 1, device=lengths.device)
+        word = (word * 0x85EBCA6B) & _WORD
+        word = ((word ^ (word >> 13)) * 0x42B2AE35) & _WORD
+        return ((word ^ (word >> 16)) < self._below).long().cumprod(dim=1).sum(dim=1)

@@ -1,0 +1,105 @@
+"""A model set up to be measured: from a checkpoint, or with random weights made on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from dgpp_core.api import ModelConfig
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.compiles import CompileCounter
+from dgpp_core.engine.engine import Engine
+from dgpp_core.engine.factory import build_engine, prepare, prepare_config
+from dgpp_core.engine.memory import LinuxMemory
+from dgpp_core.engine.plan import Plan, make_plan
+from dgpp_core.engine.rehearsal import warm
+from dgpp_core.formats.resident import DeviceKind
+from dgpp_core.host.loading import LoadedModel
+from dgpp_core.scheduler.sizing import limits_from
+from dgpp_core.testing.random_weights import RandomWeights
+from dgpp_core.testing.world import World
+
+Judge = Callable[[torch.Tensor, int], torch.Tensor]
+"""See `dgpp_core.engine.program.DecodeProgram.judge`."""
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Bytes on the device: the plan's total, the most that torch held, and what the whole device has taken now."""
+
+    planned: int
+    peak_tensors: int
+    peak_reserved: int
+    device_used: int
+
+
+class Subject:
+    """A model ready to be measured.
+
+    Args:
+        source: the folder of a checkpoint, or the config of a model with random weights.
+        judge: decides how many drafts stand in place of the picks; replies are then no longer the model's.
+
+    Attributes:
+        unread: resident bytes of weights that a decode step does not read as a whole.
+        compiles: kernels made ready, of which there should be no more once this is built.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        source: Path | ModelConfig,
+        settings: EngineSettings,
+        device: torch.device,
+        *,
+        judge: Judge | None = None,
+    ) -> None:
+        kind: DeviceKind = "cpu" if device.type == "cpu" else "cuda"
+        self.compiles, self.device, self.settings = CompileCounter(), device, settings
+        if kind == "cuda":
+            self.compiles.install()
+        if isinstance(source, Path):
+            prepared = prepare(model, source, settings, kind)
+        else:
+            prepared = prepare_config(model, source, settings, kind)
+        config = prepared.config
+        table = model.bindings(config)
+        extra = model.plan_terms(config, 1, msgspec.to_builtins(settings))
+        self.plan: Plan = make_plan(
+            table=table, groups=prepared.groups, config=config, settings=settings, world=1, device_kind=kind,
+            step_width=prepared.geometry.step_width, extra=extra, available=_available(device),
+        )  # fmt: skip
+        self.plan.require()
+        dtype = torch.float32 if kind == "cpu" else torch.bfloat16
+        weights = None if isinstance(source, Path) else RandomWeights(table, device, dtype)
+        engine = build_engine(prepared, device, lambda stage, done, total: None, weights=weights)
+        engine.program.judge = judge
+        self._make_ready(engine)
+        embedding = sum(line.bytes for line in self.plan.lines if line.name == "weights: embedding")
+        self.unread = embedding + sum(term.bytes for term in extra)
+        limits = limits_from(
+            prepared.geometry, settings, engine.needs_snapshot,
+            decode_rows_match_prefill=engine.decode_rows_match_prefill,
+        )  # fmt: skip
+        self.world = World(engine, limits, lag=int(settings.pipeline and kind == "cuda"))
+
+    def memory(self) -> Memory | None:
+        """Where there is a GPU."""
+        if self.device.type != "cuda":
+            return None
+        free, total = torch.cuda.mem_get_info(self.device)
+        peak, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        return Memory(self.plan.total, peak, reserved, total - free)
+
+    def _make_ready(self, engine: Engine) -> None:
+        if self.device.type == "cuda":
+            if self.settings.decode_graph:
+                for _ in engine.use_graphs():
+                    pass
+            warm(engine, engine.geometry.context)
+
+
+def _available(device: torch.device) -> int:
+    return LinuxMemory().available() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
