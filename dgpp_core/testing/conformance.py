@@ -181,7 +181,9 @@ class ModelConformance:
         if not (shared := [ranks for ranks in self.worlds if ranks > 1]):
             pytest.skip("this model sets no world of several ranks")
         depths = tuple(range(min(loaded.spec.draft_depth, 3) + 1))
-        axes = Axes(worlds=shared, depths=depths, chunks=(16,), company=(0, 3), max_tokens=self.reply_tokens)
+        axes = Axes(
+            worlds=shared, depths=depths, chunks=(16,), company=(3,), evicting=False, max_tokens=self.reply_tokens
+        )
         report = exactness_matrix(lambda *each: self.world(loaded, folder, *each), prompts, axes)
         assert not report.differences, f"the oracle's picks come as near to a tie as {report.smallest_gap}"
 

@@ -36,7 +36,8 @@ class MakeWorld(Protocol):
 class Axes(msgspec.Struct, frozen=True, kw_only=True):
     """What is varied.
 
-    ``worlds``: ranks; ``chunks``: prefill budgets, 0 is the whole prompt; ``depths``: draft depth, 0 is off.
+    ``worlds``: ranks; ``chunks``: prefill budgets, 0 is the whole prompt; ``depths``: draft depth, 0 is off;
+    ``evicting``: whether each cell is run once more in a pool that holds one request.
     """
 
     worlds: Sequence[int] = (1,)
@@ -44,6 +45,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True):
     depths: Sequence[int] = (0,)
     lags: Sequence[int] = (0,)
     company: Sequence[int] = COMPANY
+    evicting: bool = True
     max_tokens: int = 24
     block_tokens: int = 16
 
@@ -104,7 +106,7 @@ def exactness_matrix(make: MakeWorld, prompts: Sequence[Sequence[int]], axes: Ax
     oracle = _oracle(make(settings_for(axes, 0, 0, longest, prefix_cache_gib=0.0), 0, 1), prompts, axes.max_tokens)
     compared, differences, hits, evictions, accepted = 0, list[Difference](), 0, 0, 0
     for ranks, chunk, depth, lag in itertools.product(axes.worlds, axes.chunks, axes.depths, axes.lags):
-        for evicting in (False, True):
+        for evicting in (False, True)[: 1 + axes.evicting]:
             room = {"kv_capacity": _one_request(axes, depth, longest)} if evicting else {}
             world = make(settings_for(axes, chunk, depth, longest, **room), lag, ranks)
             for case, number, seeded, reply in _cell(world, prompts, axes, evicting):

@@ -115,7 +115,13 @@ class TensorParallelWorld(World):
             return build_engine(prepared, torch.device(device), lambda stage, done, total: None, bus)
 
         engines = loopback.run(build)
-        return cls(loopback, engines, limits_from(prepared.geometry, settings, engines[0].needs_snapshot), lag=lag)
+        limits = limits_from(
+            prepared.geometry,
+            settings,
+            engines[0].needs_snapshot,
+            decode_rows_match_prefill=engines[0].decode_rows_match_prefill,
+        )
+        return cls(loopback, engines, limits, lag=lag)
 
     def tick(self, cancels: Sequence[int] = (), stops: Sequence[int] = ()) -> None:
         """Plan and execute one tick on every rank.

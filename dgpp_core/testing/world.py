@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from dgpp_core.api import Bus
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.factory import build_engine, prepare
@@ -62,15 +63,18 @@ class World:
         lag: int = 0,
         device: str = "cpu",
         static: bool | None = None,
+        bus: Bus | None = None,
     ) -> World:
         """Load a checkpoint folder as the engine process does.
 
         Args:
+            bus: this process's way to the other ranks, each of which drives a world of its own in the same way.
             static: whether decode steps run from static buffers, captured on CUDA; by default there, if the settings
                 say so.
         """
-        prepared = prepare(model, folder, settings, "cpu" if device == "cpu" else "cuda")
-        engine = build_engine(prepared, torch.device(device), lambda stage, done, total: None)
+        ranks = bus.world if bus else 1
+        prepared = prepare(model, folder, settings, "cpu" if device == "cpu" else "cuda", world=ranks)
+        engine = build_engine(prepared, torch.device(device), lambda stage, done, total: None, bus)
         if (device != "cpu" and settings.decode_graph) if static is None else static:
             for _ in engine.use_graphs():
                 pass
