@@ -1,0 +1,158 @@
+"""Products of a weight on a GPU with rows of activations: what `dgpp_core.ops.linear` and `mlp` use there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+
+from dgpp_core.api.errors import EngineError
+from dgpp_core.formats.matrix import Matrix
+from dgpp_core.ops.kernels.dense_bf12 import dense_bf12
+from dgpp_core.ops.kernels.dense_bf16 import dense_bf16
+from dgpp_core.ops.kernels.dense_fp8 import dense_fp8
+from dgpp_core.ops.kernels.dense_nvfp4 import dense_nvfp4
+from dgpp_core.ops.kernels.plain import PRODUCT_META, SMALL_META, fold, gate, plain_product
+from dgpp_core.ops.kernels.plan import Form, Plan, plan
+from dgpp_core.ops.kernels.prepare import (
+    Bf16Form,
+    Packed,
+    fields_of,
+    form_of,
+    from_tensors,
+    prepare,
+    shape_of,
+    tensors_of,
+)
+
+_DECODE: dict[str, Any] = {"bf16": dense_bf16, "bf12": dense_bf12, "fp8": dense_fp8, "nvfp4": dense_nvfp4}
+
+
+class CudaLinear:
+    """``y = x @ weight.T`` on a GPU; a row's bits do not depend on the other rows of a call.
+
+    Args:
+        matrix: ``[N, K]``, a tensor or a stored matrix, on any device.
+        device: where the weight is kept, in a form of its own.
+        name: what errors call the matrix.
+        bf16_form: ``bf12`` keeps a BF16 matrix in 12 bits a weight, with the same results to the bit.
+
+    Raises:
+        CheckpointError: the matrix holds values no sound checkpoint has.
+    """
+
+    def __init__(
+        self, matrix: Tensor | Matrix, device: torch.device, name: str = "", bf16_form: Bf16Form = "bf16"
+    ) -> None:
+        self._take(prepare(matrix, device, name, bf16_form))
+
+    @classmethod
+    def from_prepared(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The product of the tensors of `prepared`; raises `EngineError` for others."""
+        made = cls.__new__(cls)
+        made._take(from_tensors(tensors))
+        return made
+
+    def prepared(self) -> dict[str, Tensor]:
+        """The resident tensors by ``form.field``."""
+        return tensors_of(self._packed)
+
+    def _take(self, packed: Packed) -> None:
+        self._packed = packed
+        self.form = form_of(packed)
+        self.shape = shape_of(packed)
+        self._plan = self._cut()
+
+    def _cut(self) -> Plan | None:
+        return None if self.form == "plain" else plan(cast(Form, self.form), *self.shape)
+
+    def narrow(self, x: Tensor, decode: bool = True) -> Tensor:
+        """``[M, K]`` to ``[M, N]`` in the dtype of ``x``, rounded once."""
+        return self._whole(x, decode, x.dtype)
+
+    __call__ = narrow
+
+    def wide(self, x: Tensor, decode: bool = True) -> Tensor:
+        """float32 ``[M, N]``."""
+        return self._whole(x, decode, torch.float32)
+
+    def partials(self, x: Tensor, decode: bool = True) -> Tensor:
+        """float32 ``[S, M, N]``, S fixed by the weight's shape; the product is their sum in order."""
+        splits = self._plan.splits if self._plan else 1
+        out = x.new_empty(splits, x.shape[0], self._width(), dtype=torch.float32)
+        self._into(out, x)
+        return out
+
+    def _width(self) -> int:
+        """Columns of the output."""
+        return self.shape[0]
+
+    def _whole(self, x: Tensor, decode: bool, dtype: torch.dtype) -> Tensor:
+        if self._plan and self._plan.splits > 1:
+            return folded(self.partials(x, decode), dtype)
+        out = x.new_empty(x.shape[0], self._width(), dtype=dtype)
+        self._into(out, x)
+        return out
+
+    def _into(self, out: Tensor, x: Tensor) -> None:
+        """The decode product of ``x`` into ``out``."""
+        rows, columns = self.shape
+        m = x.shape[0]
+        if m == 0:
+            return
+        if self._plan is None:
+            grid = (-(-m // PRODUCT_META["ROWS"]), -(-rows // PRODUCT_META["COLUMNS"]))
+            plain_product[grid](*fields_of(self._packed), x.contiguous(), out, m, rows, columns, **PRODUCT_META)
+            return
+        meta = self._plan.meta(rows, columns, wide=m > 8)
+        grid = (-(-m // meta["COLUMNS"]), rows // (16 * meta["R"]), self._plan.splits)
+        _DECODE[self.form][grid](*fields_of(self._packed), words(x), out, m, **meta)
+
+
+class CudaGateUp(CudaLinear):
+    """``silu(x @ gate.T) (x @ up.T)``; the weight ``[2 I, K]`` is the rows of gate and then those of up."""
+
+    def _cut(self) -> Plan | None:
+        return None if self.form == "plain" else plan(cast(Form, self.form), *self.shape, gated=True)
+
+    def _width(self) -> int:
+        return self.shape[0] // 2 if self._plan and self._plan.fused else self.shape[0]
+
+    def narrow(self, x: Tensor, decode: bool = True) -> Tensor:
+        """``[M, K]`` to ``[M, I]`` in the dtype of ``x``, rounded once."""
+        if self._plan and self._plan.fused:
+            return self._whole(x, decode, x.dtype)
+        return gated(self.wide(x, decode), x.dtype)
+
+    __call__ = narrow
+
+
+def words(x: Tensor) -> Tensor:
+    """bfloat16 ``[M, K]`` as the int32 ``[M, K/2]`` that the kernels read.
+
+    Raises:
+        EngineError: another dtype.
+    """
+    if x.dtype != torch.bfloat16:
+        raise EngineError("activations of a packed weight must be bfloat16", found=str(x.dtype))
+    return x.contiguous().view(torch.int32)
+
+
+def folded(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of float32 ``[S, ...]`` over S, in order, rounded once."""
+    out = parts.new_empty(parts.shape[1:], dtype=dtype)
+    if out.numel():
+        grid = (-(-out.numel() // SMALL_META["BLOCK"]),)
+        fold[grid](parts, out, out.numel(), SPLITS=parts.shape[0], **SMALL_META)
+    return out
+
+
+def gated(wide: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 ``[M, 2 I]`` of gate and up to ``silu(gate) up`` ``[M, I]``, rounded once."""
+    rows, width = wide.shape[0], wide.shape[1] // 2
+    out = wide.new_empty(rows, width, dtype=dtype)
+    if rows:
+        gate[rows, -(-width // SMALL_META["BLOCK"])](wide, out, width, **SMALL_META)
+    return out

@@ -1,0 +1,113 @@
+"""The resident form of a weight on a GPU, by its stored form and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from dgpp_core.api.errors import EngineError
+from dgpp_core.formats.dense import DenseMatrix
+from dgpp_core.formats.fp8 import Fp8BlockMatrix
+from dgpp_core.formats.matrix import Matrix
+from dgpp_core.formats.nvfp4 import Nvfp4Matrix
+from dgpp_core.ops.kernels.pack import PackedBf16, PackedFp8, PackedNvfp4, pack_bf16, pack_fp8, pack_nvfp4
+from dgpp_core.ops.kernels.pack_bf12 import PackedBf12, pack_bf12
+from dgpp_core.ops.kernels.plan import plan
+
+Bf16Form = Literal["bf16", "bf12"]
+
+
+class PlainWeight(Struct, frozen=True, eq=False):
+    """A weight that no fragment form fits: float32, exact to what its format dequantises to.
+
+    Attributes:
+        weight: float32 ``[N, K]``.
+    """
+
+    weight: Tensor
+
+
+Packed = PackedBf16 | PackedBf12 | PackedFp8 | PackedNvfp4 | PlainWeight
+
+_FORMS: dict[str, type[Packed]] = {
+    "bf16": PackedBf16,
+    "bf12": PackedBf12,
+    "fp8": PackedFp8,
+    "nvfp4": PackedNvfp4,
+    "plain": PlainWeight,
+}
+_NAMES = {kind: name for name, kind in _FORMS.items()}
+
+
+def form_of(packed: Packed) -> str:
+    """The short name of a resident form: bf16, bf12, fp8, nvfp4 or plain."""
+    return _NAMES[type(packed)]
+
+
+def fields_of(packed: Packed) -> tuple[Tensor, ...]:
+    """The tensors of a resident form, in the order in which its kernels take them."""
+    return tuple(getattr(packed, field) for field in packed.__struct_fields__)
+
+
+def shape_of(packed: Packed) -> tuple[int, int]:
+    """``(N, K)`` of the matrix."""
+    if isinstance(packed, PlainWeight):
+        return packed.weight.shape[0], packed.weight.shape[1]
+    first = fields_of(packed)[0]
+    return first.shape[0] * 16, first.shape[1] * 64
+
+
+def prepare(matrix: Tensor | Matrix, device: torch.device, name: str = "", bf16_form: Bf16Form = "bf16") -> Packed:
+    """The resident form of ``matrix`` on ``device``, decided by its format and shape alone.
+
+    Args:
+        name: what an error calls the matrix.
+        bf16_form: bf12 keeps BF16 matrices in 12 bits a weight, where few enough weights are outside its window.
+
+    Raises:
+        CheckpointError: values that the form cannot hold and that no sound checkpoint has.
+    """
+    if isinstance(matrix, Tensor):
+        matrix = DenseMatrix(matrix)
+    rows, columns = matrix.shape
+    if isinstance(matrix, DenseMatrix) and matrix.weight.dtype == torch.bfloat16 and plan("bf16", rows, columns):
+        found = pack_bf12(matrix.weight, device) if bf16_form == "bf12" else None
+        return found or pack_bf16(matrix.weight, device)
+    if isinstance(matrix, Nvfp4Matrix) and plan("nvfp4", rows, columns) and matrix.segment % 16 == 0:
+        return pack_nvfp4(matrix, device, name)
+    if isinstance(matrix, Fp8BlockMatrix) and plan("fp8", rows, columns) and _whole_blocks(matrix):
+        return pack_fp8(matrix, device, name)
+    return PlainWeight(matrix.to(device).dequantise())
+
+
+def _whole_blocks(matrix: Fp8BlockMatrix) -> bool:
+    return matrix.block[0] % 16 == 0 and matrix.block[1] % 128 == 0
+
+
+def tensors_of(packed: Packed) -> dict[str, Tensor]:
+    """The tensors of a resident form by ``form.field``: all that `from_tensors` needs."""
+    form = form_of(packed)
+    return {f"{form}.{field}": getattr(packed, field) for field in packed.__struct_fields__}
+
+
+def from_tensors(tensors: Mapping[str, Tensor]) -> Packed:
+    """The resident form of `tensors_of`.
+
+    Raises:
+        EngineError: the names are not those of one form.
+    """
+    form = next(iter(tensors), "").partition(".")[0]
+    kind = _FORMS.get(form)
+    fields = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
+    if kind is None or set(tensors) != {f"{form}.{field}" for field in kind.__struct_fields__}:
+        raise EngineError(
+            "prepared weights of an unknown form",
+            found=", ".join(sorted(tensors)) or "nothing",
+            expected=" or ".join(_FORMS),
+            hint="build the resident image again",
+        )
+    return kind(**fields)
