@@ -27,9 +27,11 @@ def stack(parts: Iterator[Matrix], count: int) -> Matrix:
     if count == 1:
         return first
     second = next(parts)
-    if not _simply_stacks(first, second):
+    both = _by_format([first, second])
+    if not (_alike(first, second) and _lies_below(both, first, second)):
         return _by_format([first, second, *parts])
-    whole = _replace(first, {name: t.new_empty(count * t.shape[0], *t.shape[1:]) for name, t in _fields(first)})
+    # The numbers that say how to read the stack are its own: parts less high than their scale block make lower blocks.
+    whole = _replace(both, {name: t.new_empty(count * t.shape[0], *t.shape[1:]) for name, t in _fields(first)})
     into = dict(_fields(whole))
     for place, part in enumerate(itertools.chain((first, second), parts)):
         if not _alike(first, part):
@@ -40,13 +42,11 @@ def stack(parts: Iterator[Matrix], count: int) -> Matrix:
     return whole
 
 
-def _simply_stacks(first: Matrix, second: Matrix) -> bool:
-    if not _alike(first, second):
-        return False
-    both = dict(_fields(_by_format([first, second])))
-    below = {name: (tensor, dict(_fields(second))[name]) for name, tensor in _fields(first)}
-    return both.keys() == below.keys() and all(
-        torch.equal(_bytes(both[name]), torch.cat([_bytes(a), _bytes(b)])) for name, (a, b) in below.items()
+def _lies_below(both: Matrix, first: Matrix, second: Matrix) -> bool:
+    """Whether the tensors of the stack of two are theirs, one below the other."""
+    stacked, below = dict(_fields(both)), {n: (t, dict(_fields(second))[n]) for n, t in _fields(first)}
+    return stacked.keys() == below.keys() and all(
+        torch.equal(_bytes(stacked[name]), torch.cat([_bytes(a), _bytes(b)])) for name, (a, b) in below.items()
     )
 
 

@@ -112,6 +112,15 @@ def test_parts_of_different_heights_are_stacked_by_the_format(storage: str) -> N
     assert torch.equal(got.dequantise(), torch.cat([part.dequantise() for part in parts]))
 
 
+@pytest.mark.parametrize("storage", QUANTISED)
+def test_parts_that_are_less_high_than_a_scale_block_keep_their_values(storage: str) -> None:
+    source = torch.Generator().manual_seed(5)
+    weights = [torch.randn(64, 256, generator=source) * 4**i for i in range(4)]
+    parts = [decode(storage, encode(storage, weight), (64, 256)) for weight in weights]
+    got = stack(iter(parts), 4)
+    assert torch.equal(got.dequantise(), torch.cat([part.dequantise() for part in parts]))
+
+
 def test_a_layers_experts_take_their_own_room_and_one_experts_more(tmp_path: Path) -> None:
     """Peak of the tensors alive while 32 experts are stacked, counted by torch's own allocation profiler."""
     made = table("nvfp4", experts=32)
