@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -13,12 +14,14 @@ from dgpp_core.engine.compiles import CompileCounter
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.operations import Decode, Operation, Prefill
 from dgpp_core.sampling.validate import validate
+from dgpp_core.scheduler.draft_watch import DraftWatch
 from dgpp_core.scheduler.messages import Beat, Boot, Cancel, Ending, Output, Shutdown, Stop, Submit, ToEngine
 from dgpp_core.scheduler.scheduler import Scheduler, TickOutput
 from dgpp_core.scheduler.sizing import limits_from
 from dgpp_core.scheduler.stepper import Stepper
 
 IDLE_WAIT = 1.0
+_log = logging.getLogger(__name__)
 
 
 class Rank:
@@ -26,6 +29,7 @@ class Rank:
 
     Args:
         clock: seconds, monotonic.
+        name: the model's, for the log.
         compiles: counts kernels; what it has counted so far was before READY.
     """
 
@@ -36,7 +40,9 @@ class Rank:
         channel: Channel,
         clock: Callable[[], float],
         compiles: CompileCounter,
+        name: str,
     ) -> None:
+        self._drafts = DraftWatch(name)
         self._compiles, self._compiled_before = compiles, len(compiles.names)
         self._channel, self._clock = channel, clock
         limits = limits_from(
@@ -88,6 +94,8 @@ class Rank:
         self._account(operations, (self._clock() - started) * 1e3)
         self._progress += 1
         stats = self._stepper.scheduler.stats()
+        if warning := self._drafts.note(stats):
+            _log.warning("%s", warning)
         late = len(self._compiles.names) - self._compiled_before
         self._stats = msgspec.structs.replace(
             stats, step_ms=self._step_ms, prefill_ms=self._prefill_ms, kernels_compiled=late

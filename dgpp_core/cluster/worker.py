@@ -68,7 +68,7 @@ def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
         compiles.install()
     engine = build_engine(prepared, device, _guarded(_throttled(channel, clock), plan.headroom // 2))
     exact = _make_ready(engine, settings, channel)
-    rank = Rank(engine, settings, channel, clock, compiles)
+    rank = Rank(engine, settings, channel, clock, compiles, message.model)
     channel.send(
         Ready(
             version=VERSION,

@@ -22,6 +22,8 @@ class Counters(msgspec.Struct):
     draft_rounds: int = 0
     draft_tokens: int = 0
     draft_accepted: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
 
     def end(self, reason: Reason) -> None:
         """A request ended."""
@@ -42,8 +44,16 @@ class Counters(msgspec.Struct):
             self.draft_rounds += 1
             self.draft_tokens += drafted
             self.draft_accepted += accepted
+            self.drafted_at = _counted(self.drafted_at, drafted)
+            self.accepted_at = _counted(self.accepted_at, accepted, at_least=drafted)
 
     def decode(self, requests: int, width: int) -> None:
         """One decode step of ``requests`` requests with ``width`` rows each was launched."""
         self.decode_steps += 1
         self.decode_rows += requests * width
+
+
+def _counted(totals: tuple[int, ...], first: int, at_least: int = 0) -> tuple[int, ...]:
+    """One more for each of the ``first`` positions; there are ``at_least`` so many."""
+    size = max(len(totals), first, at_least)
+    return tuple((totals[at] if at < len(totals) else 0) + (at < first) for at in range(size))

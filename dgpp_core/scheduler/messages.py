@@ -132,6 +132,8 @@ class PrefillProgress(msgspec.Struct, frozen=True):
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start, and gauges of now.
 
+    ``drafted_at`` and ``accepted_at`` count drafts and those that stood by their place in a step, first to last.
+
     ``kernels_compiled`` counts kernels that first appeared after `Ready`: each is a stall, and a shape that the boot
     should have met.
     """
@@ -161,6 +163,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     draft_rounds: int = 0
     draft_tokens: int = 0
     draft_accepted: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
     cache_hits: int = 0
     cache_misses: int = 0
     cache_tokens_saved: int = 0

@@ -49,6 +49,8 @@ def _scheduler(stats: Stats) -> dict[str, Any]:
             "num_drafts_total": stats.draft_rounds,
             "num_draft_tokens_total": stats.draft_tokens,
             "num_accepted_tokens_total": stats.draft_accepted,
+            "num_draft_tokens_per_pos": list(stats.drafted_at),
+            "num_accepted_tokens_per_pos": list(stats.accepted_at),
         },
         "step_ms": stats.step_ms,
         "prefill_ms": stats.prefill_ms,
@@ -161,3 +163,10 @@ class _Snapshot:
         yield CounterMetricFamily("spec_decode_num_drafts", "Verification rounds.", value=stats.draft_rounds)
         yield CounterMetricFamily("spec_decode_num_draft_tokens", "Drafted tokens.", value=stats.draft_tokens)
         yield CounterMetricFamily("spec_decode_num_accepted_tokens", "Accepted.", value=stats.draft_accepted)
+        for name, at in (("draft", stats.drafted_at), ("accepted", stats.accepted_at)):
+            places = CounterMetricFamily(
+                f"spec_decode_num_{name}_tokens_per_pos", "By place in a step.", labels=("position",)
+            )
+            for position, value in enumerate(at):
+                places.add_metric((str(position),), value)
+            yield places

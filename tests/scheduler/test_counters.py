@@ -14,6 +14,7 @@ def test_counters_of_a_drafted_run() -> None:
     # 5 tokens after the first: steps of 2, 2 and 2, the last one cut to 1
     assert (stats.decode_steps, stats.decode_rows) == (3, 9)
     assert (stats.draft_rounds, stats.draft_tokens, stats.draft_accepted) == (3, 6, 3)
+    assert (stats.drafted_at, stats.accepted_at) == ((3, 3), (3, 0))
     assert (stats.active, stats.prefilling, stats.queued, stats.blocks_in_use) == (0, 0, 0, 0)
 
 
