@@ -94,15 +94,18 @@ class DistributedBus:
         call = Call.of(self._issued, operation, part, dim)
         self._issued += 1
         raw = part.contiguous().view(-1).view(torch.uint8)
-        if part.device.type == "cuda":
-            rows = self._device_gather(call, raw)
+        on_cuda = part.device.type == "cuda"
+        if on_cuda:
+            self._digest = hashlib.blake2b(self._digest + str(call).encode(), digest_size=8).digest()
         else:
             self._agree(call)
-            rows = self._mesh(call, raw) if len(raw) else [raw] * self.world
+        if not len(raw):
+            rows = [raw] * self.world
+        else:
+            rows = self._device_gather(call, raw) if on_cuda else self._mesh(call, raw)
         return [row.view(part.dtype).view(part.shape) for row in rows]
 
     def _device_gather(self, call: Call, raw: Tensor) -> list[Tensor]:
-        self._digest = hashlib.blake2b(self._digest + str(call).encode(), digest_size=8).digest()
         rows = raw.new_empty(self.world, len(raw))
         try:
             dist.all_gather_into_tensor(rows, raw)

@@ -1,28 +1,75 @@
-"""What the processes of `test_distributed` run; a module of its own, so that a new process can import it."""
+"""What ranks run that are processes of their own; a module of its own, so that a new process can import it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dgpp_core.api import Bus, DgppError
 from dgpp_core.bus.distributed import DistributedBus, join
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.host.loading import load_plugins
+from dgpp_core.sampling.params import GREEDY, SamplingParams
+from dgpp_core.testing.world import Reply, World
 
+SETTINGS = EngineSettings(max_concurrency=4, kv_capacity=1024, block_tokens=16, prefill_budget_tokens=32)
 TIMEOUT = 2.0
 Program = Callable[[DistributedBus], object]
 
 
-def start(rank: int, world: int, address: str, settings: str, program: Program, answer: Connection) -> None:
+def run(
+    program: Program,
+    world: int,
+    *,
+    context: ForkServerContext | SpawnContext,
+    ranks: Sequence[int] = (),
+    settings: Sequence[str] = (),
+    silent: int = -1,
+    device: str = "cpu",
+    timeout: float = TIMEOUT,
+) -> list[Any]:
+    """The answers of processes that are ``ranks`` of a world, all of it by default; None for the silent one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    running = []
+    for number, rank in enumerate(ranks or range(world)):
+        answer, theirs = context.Pipe(duplex=False)
+        joining = {"settings": settings[number] if settings else "", "timeout": timeout}
+        process = context.Process(target=start, args=(rank, world, address, device, joining, program, theirs))
+        process.start()
+        theirs.close()
+        running.append((process, rank, answer))
+    try:
+        return [None if rank == silent else _receive(answer, timeout) for _, rank, answer in running]
+    finally:
+        for process, _, _ in running:
+            process.kill()
+            process.join()
+
+
+def _receive(answer: Connection, timeout: float) -> Any:
+    assert answer.poll(30 + 2 * timeout), "a rank hangs"
+    return answer.recv()
+
+
+def start(rank: int, world: int, address: str, device: str, joining: Any, program: Program, answer: Connection) -> None:
     """One process: join, run, and answer with the result or with the error's line."""
     torch.set_num_threads(1)
+    place = torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
+    if device == "cuda":
+        torch.cuda.set_device(place)
     try:
-        with join(rank, world, address, timeout=TIMEOUT, settings=settings) as bus:
+        with join(rank, world, address, device=place, **joining) as bus:
             answer.send(program(bus))
     except DgppError as error:
         answer.send(error.line())
@@ -37,23 +84,39 @@ def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.where(torch.rand(shape, generator=source) < 0.1, -0.0, spread).to(dtype)
 
 
-def battery(bus: Bus) -> list[bytes]:
+def battery(bus: Bus, device: str = "cpu") -> list[bytes]:
     """Bytes of many results, the same for any transport."""
     rank, results = bus.rank, list[Tensor]()
+
+    def mine(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return values(rank, shape, dtype).to(device)
+
     with torch.inference_mode():
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             shapes: list[tuple[int, ...]] = [(1,), (7, 33), (0, 4), (), (300, 1024)]
-            results += [bus.all_reduce(values(rank, shape, dtype)) for shape in shapes]
-            results.append(bus.all_reduce(values(rank, (33, 7), dtype).t()))
-            results += [bus.all_gather(values(rank, (3, 5, 2), dtype), dim) for dim in (0, 1, -1)]
-        small = values(rank, (2, 9), torch.float32).clamp(0, 99)
+            results += [bus.all_reduce(mine(shape, dtype)) for shape in shapes]
+            results.append(bus.all_reduce(mine((33, 7), dtype).t()))
+            results += [bus.all_gather(mine((3, 5, 2), dtype), dim) for dim in (0, 1, -1)]
+        small = mine((2, 9), torch.float32).clamp(0, 99)
         others = (torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn)
         results += [bus.all_gather(small.to(dtype), 1) for dtype in others]
         if rank == 0:
             time.sleep(0.05)  # the others are there first
-        results.append(bus.all_reduce(values(rank, (5,), torch.float32)))
+        results.append(bus.all_reduce(mine((5,), torch.float32)))
         bus.barrier()
-    return [result.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for result in results]
+    return [result.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() for result in results]
+
+
+def replies(folder: Path, device: str, static: bool | None, bus: Bus) -> list[Reply]:
+    """Four requests of different lengths, two of them seeded, served at once by a model that the ranks share."""
+    model = load_plugins(environ={}).model("smollm2")
+    place = f"cuda:{bus.rank}" if device == "cuda" else device
+    world = World.from_checkpoint(model, folder, SETTINGS, device=place, bus=bus, static=static)
+    for number, length in enumerate((50, 3, 17, 32)):
+        tokens = [(7 * i + number) % 512 for i in range(length)]
+        params = SamplingParams(temperature=0.8, top_p=0.9, seed=number) if number % 2 else GREEDY
+        world.submit(tokens, 16, params=params, logprobs=5)
+    return [world.run()[request] for request in range(4)]
 
 
 def rank_1_dies(bus: DistributedBus) -> tuple[float, str, str]:
@@ -102,3 +165,38 @@ def one_more(bus: DistributedBus) -> None:
     if bus.rank == 0:
         bus.barrier()
     bus.all_reduce(torch.zeros(3))
+
+
+def captured(bus: DistributedBus) -> str:
+    """A chain of collectives replayed from a graph between eager ones; says where they differ, or nothing."""
+    device = torch.device("cuda", bus.rank)
+    given = torch.zeros(8, 5120, dtype=torch.bfloat16, device=device)
+
+    def chain(x: Tensor) -> tuple[Tensor, Tensor]:
+        total = bus.all_reduce(x)
+        return total, bus.all_gather(bus.all_reduce(total.float() * 0.5)[:, :16], 1)
+
+    graph = torch.cuda.CUDAGraph()
+    chain(given)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        results = chain(given)
+    for turn in range(200):
+        given.copy_(values(10 * turn + bus.rank, (8, 5120), torch.bfloat16))
+        graph.replay()
+        replayed = [result.clone() for result in results]
+        for name, mine, eager in zip(("sum", "gather"), replayed, chain(given), strict=True):
+            if not torch.equal(mine.view(torch.uint8), eager.view(torch.uint8)):
+                return f"turn {turn}, {name}"
+    bus.barrier()
+    return ""
+
+
+def device_calls_differ(bus: DistributedBus) -> None:
+    """What the ranks send has the same size, so nothing but the comparison afterwards can tell."""
+    part = torch.ones(4, device=torch.device("cuda", bus.rank))
+    if bus.rank:
+        bus.all_gather(part, 0)
+    else:
+        bus.all_reduce(part)
+    bus.barrier()

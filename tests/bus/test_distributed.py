@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed
@@ -16,47 +14,18 @@ import torch.distributed
 from dgpp_core.api import EngineError
 from dgpp_core.bus.distributed import join
 from dgpp_core.bus.loopback import LoopbackWorld
+from dgpp_core.checkpoint.synth import synthesise
+from dgpp_core.host.loading import load_plugins
 
 sys.path.insert(0, str(Path(__file__).parent))  # new processes are given this path, and find the programs there
 import programs
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["dgpp_core.bus.distributed"])
+CONTEXT.set_forkserver_preload(["dgpp_core.bus.distributed", "dgpp_core.testing.world"])
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
-def run(
-    program: Callable[..., object],
-    world: int,
-    *,
-    ranks: Sequence[int] = (),
-    settings: Sequence[str] = (),
-    silent: int = -1,
-) -> list[Any]:
-    """The answers of processes that are ``ranks`` of a world, all of it by default; None for the silent one."""
-    address, running = free_address(), []
-    for number, rank in enumerate(ranks or range(world)):
-        answer, theirs = CONTEXT.Pipe(duplex=False)
-        given = (rank, world, address, settings[number] if settings else "", program, theirs)
-        running.append((CONTEXT.Process(target=programs.start, args=given), rank, answer))
-        running[-1][0].start()
-        theirs.close()
-    try:
-        return [None if rank == silent else _receive(answer) for _, rank, answer in running]
-    finally:
-        for process, _, _ in running:
-            process.kill()
-            process.join()
-
-
-def _receive(answer: Connection) -> Any:
-    assert answer.poll(30), "a rank hangs"
-    return answer.recv()
+run = functools.partial(programs.run, context=CONTEXT)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -64,6 +33,19 @@ def test_results_are_those_of_the_loopback_bus_bit_for_bit(world: int) -> None:
     expected = LoopbackWorld(world).run(programs.battery)
     assert run(programs.battery, world) == expected
     assert len({tuple(results) for results in expected}) == 1
+
+
+def test_engines_in_two_processes_reply_as_two_threads_do(tmp_path: Path) -> None:
+    """Every process plans for itself and they agree, on log-probabilities to the bit."""
+    pytest.importorskip("dgpp_llama")
+    model = load_plugins(environ={}).model("smollm2")
+    raw = model.spec.tiny_config
+    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, tmp_path, seed=4)
+    program = functools.partial(programs.replies, tmp_path, "cpu", None)
+    expected = LoopbackWorld(2).run(program)
+    assert run(program, 2, timeout=20) == expected
+    assert expected[0] == expected[1]
+    assert [len(reply.tokens) for reply in expected[0]] == [16] * 4
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -114,8 +96,10 @@ def test_a_world_that_does_not_fit_is_not_formed(world: int, ranks: list[int], s
 
 
 def test_an_address_nobody_can_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(EngineError, match="rank 0 was not reached within"):
-        join(1, 2, free_address(), timeout=0.3)
+        join(1, 2, silent, timeout=0.3)
     with pytest.raises(EngineError, match="malformed") as refused:
         join(0, 2, "127.0.0.1")
     assert refused.value.found == "127.0.0.1"
