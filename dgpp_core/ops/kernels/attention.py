@@ -1,0 +1,140 @@
+"""Grouped-query attention on a GPU: what `dgpp_core.layers.gqa` promises, by the kernels of decode and of prefill."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dgpp_core.api.errors import EngineError
+from dgpp_core.api.model import StepBatch
+from dgpp_core.ops.kernels.attention_decode import MAX_ROWS, PARTS, decode_attention, decode_meta, spread_of
+from dgpp_core.ops.kernels.attention_prefill import (
+    chunk_attention,
+    chunk_meta,
+    chunk_work,
+    place_meta,
+    place_rows,
+    place_tiles,
+)
+from dgpp_core.ops.kernels.heads import HeadShape
+from dgpp_core.ops.rope import RotaryTable
+
+
+class RowPlaces(Protocol):
+    """What the kernels take from a step's `dgpp_core.layers.paged.PagedIndex`."""
+
+    batch: StepBatch
+    block: Tensor
+    offset: Tensor
+
+
+@lru_cache
+def capability(device: torch.device) -> int:
+    """Compute capability of a GPU: 90 for 9.0."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+class CudaGqa:
+    """Everything between the two products of an attention layer; see `GroupedQueryAttention` for the arguments.
+
+    Decode and verify rows take one kernel, prefill rows two; a row's bits are its own in each.
+
+    Raises:
+        EngineError: the kernels do not take the shape.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        width: int,
+        scale: float,
+        *,
+        bias: Tensor | None = None,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+        rope: RotaryTable | None = None,
+    ) -> None:
+        if heads % kv_heads or width > 256 or scale <= 0 or (q_norm is None) != (k_norm is None):
+            norms = f"{'no' if q_norm is None else 'a'} norm of queries, {'no' if k_norm is None else 'a'} norm of keys"
+            raise EngineError(
+                "the attention kernels do not take this shape",
+                found=f"{heads} query and {kv_heads} key heads of {width}, scale {scale}, {norms}",
+                expected="a multiple of the key heads, at most 256 wide, a positive scale, both norms or none",
+            )
+        self.kv_heads, self.share, self.width, self.eps = kv_heads, heads // kv_heads, width, eps
+        self.scale = scale * math.log2(math.e)
+        self.bias, self.q_norm, self.k_norm, self.rope = bias, q_norm, k_norm, rope
+        self._arrived: Tensor | None = None
+
+    def __call__(self, qkv: Tensor, index: RowPlaces, k_pool: Tensor, v_pool: Tensor, dtype: torch.dtype) -> Tensor:
+        """As `GroupedQueryAttention.__call__`, for contiguous CUDA tensors.
+
+        Raises:
+            EngineError: more than `MAX_ROWS` decode rows.
+        """
+        shape = self._shape(k_pool.shape[2])
+        out = torch.empty(len(qkv), self.kv_heads * self.share * self.width, dtype=dtype, device=qkv.device)
+        segment = index.batch.uniform
+        if index.batch.keep_rows and segment is not None:
+            self._decode(out, qkv, index.batch, segment, k_pool, v_pool, shape)
+        else:
+            self._prefill(out, qkv, index, k_pool, v_pool, shape)
+        return out
+
+    def _shape(self, block: int) -> HeadShape:
+        """What is compiled into the kernels, for pools of ``block`` tokens a block."""
+        rotated = 0 if self.rope is None else 2 * self.rope.cos.shape[1]
+        normed = self.q_norm is not None
+        return HeadShape(self.kv_heads, self.share, self.width, rotated, block, self.bias is not None, normed)
+
+    def _vectors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Bias, norms of q and k, cosines and sines; ``like`` stands where there is none and is not read."""
+        bias, q_norm, k_norm = (like if v is None else v for v in (self.bias, self.q_norm, self.k_norm))
+        return bias, q_norm, k_norm, *((like, like) if self.rope is None else (self.rope.cos, self.rope.sin))
+
+    def _decode(
+        self,
+        out: Tensor,
+        qkv: Tensor,
+        batch: StepBatch,
+        segment: int,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        shape: HeadShape,
+    ) -> None:
+        rows, lines = len(qkv), len(qkv) * self.kv_heads
+        if rows > MAX_ROWS:
+            raise EngineError("too many decode rows in one step", found=str(rows), expected=f"at most {MAX_ROWS}")
+        if self._arrived is None:
+            self._arrived = torch.zeros(MAX_ROWS * self.kv_heads, dtype=torch.int32, device=qkv.device)
+        spread = spread_of(lines)
+        meta = decode_meta(shape, segment, spread, capability(qkv.device))
+        values = torch.empty(lines * PARTS * self.share * self.width, dtype=torch.float32, device=qkv.device)
+        stats = torch.empty(lines * PARTS * 2 * meta["HEADS"], dtype=torch.float32, device=qkv.device)
+        decode_attention[(lines, spread)](
+            out, qkv, *self._vectors(qkv), k_pool, v_pool, batch.block_tables, batch.positions,
+            values, stats, self._arrived, batch.block_tables.shape[1], self.scale, self.eps, **meta,
+        )  # fmt: skip
+
+    def _prefill(
+        self, out: Tensor, qkv: Tensor, index: RowPlaces, k_pool: Tensor, v_pool: Tensor, shape: HeadShape
+    ) -> None:
+        batch = index.batch
+        q = torch.empty(out.shape, dtype=k_pool.dtype, device=qkv.device)
+        place_rows[(len(qkv), place_tiles(shape))](
+            q, qkv, *self._vectors(qkv), k_pool, v_pool, index.block, index.offset, batch.positions, self.eps,
+            **place_meta(shape),
+        )  # fmt: skip
+        meta = chunk_meta(shape, capability(qkv.device))
+        work = chunk_work(batch.counts, self.share, meta["LINES"], qkv.device)
+        chunk_attention[(self.kv_heads, len(work))](
+            out, q, k_pool, v_pool, batch.block_tables, batch.positions, work, batch.block_tables.shape[1],
+            self.scale, **meta,
+        )  # fmt: skip

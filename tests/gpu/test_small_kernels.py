@@ -1,0 +1,96 @@
+"""Norms, embedding and token choice on a GPU against float64 and sorting."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is there on Linux only")
+
+from dgpp_core.ops.kernels.embedding import draft_input, embed_norm
+from dgpp_core.ops.kernels.norms import residual_norm, rms_norm
+from dgpp_core.ops.kernels.pick import CANDIDATES, candidates, greedy
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none is available here"),
+]
+GPU, NARROW, EPS = torch.device("cuda"), torch.bfloat16, 1e-5
+WIDTHS = [32, 576, 5120]
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def rounded(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """``found`` bfloat16 is ``wanted`` rounded once: within just over half a unit in the last place."""
+    return bool(((found.double() - wanted).abs() <= wanted.abs() * 2.0**-8 * 1.001 + 1e-12).all())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("parts", [1, 3, 8])
+def test_parts_are_added_and_normed(width: int, parts: int) -> None:
+    residual, partial = torch.randn(65, width, device=GPU), torch.randn(parts, 65, width, device=GPU)
+    weight, stream = torch.randn(width, device=GPU).to(NARROW), residual.clone()
+    out = residual_norm(stream, partial, weight, EPS, NARROW)
+    wanted = residual.clone()
+    for part in partial:
+        wanted += part
+    assert torch.equal(stream, wanted)
+    assert rounded(out, normed(wanted, weight))
+    for rows in (1, 2, 33):
+        again = residual[:rows].clone()
+        assert torch.equal(residual_norm(again, partial[:, :rows].contiguous(), weight, EPS, NARROW), out[:rows])
+    assert torch.equal(rms_norm(wanted, weight, EPS, NARROW), out)
+    assert rounded(rms_norm(out, weight, EPS, NARROW), normed(out, weight))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_forward_begins_with_embedded_rows(width: int) -> None:
+    table, tokens = torch.randn(1000, width, device=GPU).to(NARROW), torch.randint(0, 1000, (70,), device=GPU)
+    first, second = torch.randn(2, width, device=GPU).to(NARROW)
+    residual, out = embed_norm(table, tokens, first, EPS, NARROW)
+    assert torch.equal(residual, table[tokens].float())
+    assert rounded(out, normed(table[tokens], first))
+    hidden = torch.randn(70, width, device=GPU).to(NARROW)
+    pair = draft_input(table, tokens, hidden, first, second, EPS, NARROW)
+    assert torch.equal(pair[:, :width], out)
+    assert rounded(pair[:, width:], normed(hidden, second))
+
+
+def logits_with_faults(rows: int, vocab: int) -> torch.Tensor:
+    """Random logits with many ties; the last three rows hold a NaN, an inf, and nothing finite."""
+    logits = torch.randn(rows, vocab, device=GPU).mul(64).round().div(16)
+    logits[0] = -1.0
+    logits[0, [vocab - 1, vocab // 2, 3]] = 2.0
+    logits[1, 5:] = float("-inf")
+    logits[-3, vocab // 3] = float("nan")
+    logits[-2, vocab // 3] = float("inf")
+    logits[-1] = float("-inf")
+    return logits
+
+
+@pytest.mark.parametrize("vocab", [512, 49152, 151552])
+def test_greedy(vocab: int) -> None:
+    logits = logits_with_faults(20, vocab)
+    tokens, fine = greedy(logits)
+    first = (logits[:17] == logits[:17].max(1, keepdim=True).values).int().argmax(1)
+    assert torch.equal(tokens[:17], first)
+    assert fine.tolist() == [True] * 17 + [False] * 3
+    for row in range(20):
+        alone = greedy(logits[row : row + 1])
+        assert (alone[0][0], alone[1][0]) == (tokens[row], fine[row])
+
+
+@pytest.mark.parametrize("vocab", [128, 512, 49152, 151552])
+def test_candidates(vocab: int) -> None:
+    logits = logits_with_faults(20, vocab)
+    found = candidates(logits)
+    order = logits[:17].cpu().sort(dim=1, descending=True, stable=True)
+    assert torch.equal(found.tokens[:17].cpu(), order.indices[:, :CANDIDATES])
+    assert torch.equal(found.values[:17].cpu(), order.values[:, :CANDIDATES])
+    assert torch.allclose(found.normaliser[:17], torch.logsumexp(logits[:17].double(), 1), rtol=0, atol=2e-6)
+    assert found.fine.tolist() == [True] * 17 + [False] * 3
+    alone = candidates(logits[9:10])
+    assert torch.equal(alone.normaliser, found.normaliser[9:10])
+    assert torch.equal(alone.tokens, found.tokens[9:10])
