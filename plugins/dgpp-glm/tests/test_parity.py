@@ -11,6 +11,7 @@ from torch import Tensor
 from dgpp_core.api import StepBatch
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import load_plugins
+from dgpp_core.testing.tensor_parallel import TensorParallelWorld
 from dgpp_core.testing.world import World
 
 FORMATS = ("bf16", "fp8", "nvfp4")
@@ -132,3 +133,16 @@ def test_a_quantised_release_differs_from_the_dense_one(release: Release) -> Non
     logits = [forward(world(release(fmt)[1]), steps(TOKENS, [75]))[1] for fmt in FORMATS]
     assert relative(logits[1], logits[0]) > 1e-3
     assert relative(logits[2], logits[0]) > 1e-2
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_ranks_that_share_a_stored_checkpoint(release: Release, fmt: str, ranks: int) -> None:
+    """Each rank cuts the stored form: heads, slices of every expert, vocabulary rows; scales go with their values."""
+    pair, folder = release(fmt)
+    model = load_plugins(environ={}).model("glm47")
+    settings = EngineSettings(max_concurrency=2, kv_capacity=512, block_tokens=BLOCK, mtp=True, mtp_depth=2)
+    shared = TensorParallelWorld.load(model, folder, settings, ranks)
+    prompt = TOKENS[:33]
+    wanted = pair.model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=-1)
+    assert shared.reply(prompt, 8).tokens == wanted[0, 33:].tolist()
