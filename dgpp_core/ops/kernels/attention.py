@@ -44,6 +44,9 @@ class CudaGqa:
 
     Decode and verify rows take one kernel, prefill rows two; a row's bits are its own in each.
 
+    Args:
+        spread: programs for each row and key head in decode, for measurements; None chooses. It changes no bit.
+
     Raises:
         EngineError: the kernels do not take the shape.
     """
@@ -60,6 +63,7 @@ class CudaGqa:
         k_norm: Tensor | None = None,
         eps: float = 0.0,
         rope: RotaryTable | None = None,
+        spread: int | None = None,
     ) -> None:
         if heads % kv_heads or width > 256 or scale <= 0 or (q_norm is None) != (k_norm is None):
             norms = f"{'no' if q_norm is None else 'a'} norm of queries, {'no' if k_norm is None else 'a'} norm of keys"
@@ -71,6 +75,7 @@ class CudaGqa:
         self.kv_heads, self.share, self.width, self.eps = kv_heads, heads // kv_heads, width, eps
         self.scale = scale * math.log2(math.e)
         self.bias, self.q_norm, self.k_norm, self.rope = bias, q_norm, k_norm, rope
+        self._spread = spread
         self._arrived: Tensor | None = None
 
     def __call__(self, qkv: Tensor, index: RowPlaces, k_pool: Tensor, v_pool: Tensor, dtype: torch.dtype) -> Tensor:
@@ -114,13 +119,13 @@ class CudaGqa:
             raise EngineError("too many decode rows in one step", found=str(rows), expected=f"at most {MAX_ROWS}")
         if self._arrived is None:
             self._arrived = torch.zeros(MAX_ROWS * self.kv_heads, dtype=torch.int32, device=qkv.device)
-        spread = spread_of(lines)
-        meta = decode_meta(shape, segment, spread, capability(qkv.device))
+        spread = self._spread or spread_of(lines)
+        meta = decode_meta(shape, segment, capability(qkv.device))
         values = torch.empty(lines * PARTS * self.share * self.width, dtype=torch.float32, device=qkv.device)
         stats = torch.empty(lines * PARTS * 2 * meta["HEADS"], dtype=torch.float32, device=qkv.device)
         decode_attention[(lines, spread)](
             out, qkv, *self._vectors(qkv), k_pool, v_pool, batch.block_tables, batch.positions,
-            values, stats, self._arrived, batch.block_tables.shape[1], self.scale, self.eps, **meta,
+            values, stats, self._arrived, batch.block_tables.shape[1], segment, self.scale, self.eps, **meta,
         )  # fmt: skip
 
     def _prefill(

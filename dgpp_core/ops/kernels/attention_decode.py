@@ -7,7 +7,7 @@ ascending order. Only who merges is left to chance.
 How a row's keys are cut depends on the row's position alone: parts of `TILE` keys, doubled until `PARTS` of them cover
 the position. So a row's bits are the same alone, in a batch of any size, and as a verify row.
 
-A verify step has ROWS consecutive rows a segment. What row r needs of the rows before it in the same step is computed
+A verify step has several consecutive rows a segment. What row r needs of the rows before it in the same step is computed
 again from their projections, with the function that writes them, instead of read back from programs that may not have
 run; each row's key and value are written by the program that attends to them last.
 
@@ -103,7 +103,7 @@ def _merge(
     tl.store(out + h[:, None] * WIDTH + d, (merged / total[:, None]).to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["table_width", "segment"])
 def decode_attention(
     out,
     qkv,
@@ -120,6 +120,7 @@ def decode_attention(
     stats,
     arrived,
     table_width,
+    segment,
     scale,
     eps,
     KV: tl.constexpr,
@@ -129,9 +130,7 @@ def decode_attention(
     SPAN: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
     NEW: tl.constexpr,
-    SPREAD: tl.constexpr,
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
     DOUBLINGS: tl.constexpr,
@@ -140,7 +139,7 @@ def decode_attention(
     NORMED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (rows * KV, SPREAD): program (row, head; s) takes parts s, s + SPREAD, ... of the row.
+    """Grid (rows * KV, spread): program (row, head; s) takes parts s, s + spread, ... of the row.
 
     Args:
         out: ``[rows, KV * SHARE * WIDTH]``.
@@ -149,7 +148,7 @@ def decode_attention(
         q_norm, k_norm: ``[WIDTH]``; read if NORMED.
         cos, sin: float32 ``[positions, HALF]``.
         k_pool, v_pool: ``[blocks, KV, BLOCK, WIDTH]``.
-        tables: int64 ``[segments, table_width]``; a segment has ROWS rows.
+        tables: int64 ``[segments, table_width]``; a segment has ``segment`` rows, at most NEW.
         positions: int64 ``[rows]``, consecutive within a segment.
         values: float32 ``[rows, KV, PARTS, SHARE, WIDTH]``, scratch: each part's sum over its own peak.
         stats: float32 ``[rows, KV, PARTS, 2, HEADS]``, scratch: each part's peak score and sum of weights.
@@ -159,6 +158,7 @@ def decode_attention(
     """
     line = tl.program_id(0)
     slot = tl.program_id(1)
+    spread = tl.num_programs(1)
     row = line // KV
     head = line % KV
     position = tl.load(positions + row).to(tl.int32)
@@ -168,8 +168,8 @@ def decode_attention(
         per_part = tl.where(per_part * PARTS < tiles, per_part * 2, per_part)
     parts = (tiles + per_part - 1) // per_part
     if slot < parts:
-        start = tl.maximum(position - row % ROWS, 0)
-        table = tables + (row // ROWS).to(tl.int64) * table_width
+        start = tl.maximum(position - row % segment, 0)
+        table = tables + (row // segment).to(tl.int64) * table_width
         begin = slot * per_part * TILE
         k = _tile(k_pool, table, head, begin, start, KV, WIDTH, SPAN, BLOCK, TILE)
         v = _tile(v_pool, table, head, begin, start, KV, WIDTH, SPAN, BLOCK, TILE)
@@ -196,15 +196,15 @@ def decode_attention(
         ).to(k.dtype)  # fmt: skip
         block = tl.load(table + position // BLOCK)
         place = ((block * KV + head) * BLOCK + position % BLOCK) * WIDTH
-        if slot == ((parts - 1) % SPREAD):
+        if slot == ((parts - 1) % spread):
             tl.store(k_pool + place + 0 * n + d, k_new, mask=(start + n == position) & (d < WIDTH))
         own_score = tl.dot(q, tl.trans(k_new), input_precision="ieee")
         top = tl.full([HEADS], float("-inf"), tl.float32)
         total = tl.zeros([HEADS], tl.float32)
         value = tl.zeros([HEADS, SPAN], tl.float32)
-        items = ((parts - 1 - slot) // SPREAD + 1) * per_part
+        items = ((parts - 1 - slot) // spread + 1) * per_part
         for item in range(items):
-            part = slot + (item // per_part) * SPREAD
+            part = slot + (item // per_part) * spread
             first = (part * per_part + item % per_part) * TILE
             t = first + tl.arange(0, TILE)
             if first + TILE > start:
@@ -219,7 +219,7 @@ def decode_attention(
             score = tl.dot(q, tl.trans(k), input_precision="ieee")
             held = v
             follower = item + 1
-            following = ((slot + (follower // per_part) * SPREAD) * per_part + follower % per_part) * TILE
+            following = ((slot + (follower // per_part) * spread) * per_part + follower % per_part) * TILE
             limit = tl.where(follower < items, start, 0)
             k = _tile(k_pool, table, head, following, limit, KV, WIDTH, SPAN, BLOCK, TILE)
             v = _tile(v_pool, table, head, following, limit, KV, WIDTH, SPAN, BLOCK, TILE)
@@ -241,7 +241,7 @@ def decode_attention(
                 tl.store(stats + index * (2 * HEADS) + HEADS + h, total)
         tl.debug_barrier()
         before_me = tl.atomic_add(arrived + line, 1, sem="acq_rel")
-        if before_me == tl.minimum(parts, SPREAD) - 1:
+        if before_me == tl.minimum(parts, spread) - 1:
             tl.store(arrived + line, 0)
             _merge(
                 out + (row * KV + head) * (SHARE * WIDTH),
@@ -255,8 +255,8 @@ MAX_ROWS = 256
 """Most rows of one launch."""
 
 
-def decode_meta(shape: HeadShape, segment: int, spread: int, capability: int) -> dict[str, Any]:
-    """Compile-time arguments for segments of ``segment`` rows and ``spread`` programs a row and head.
+def decode_meta(shape: HeadShape, segment: int, capability: int) -> dict[str, Any]:
+    """Compile-time arguments for segments of ``segment`` rows, the same for up to 16.
 
     On a capability of 90 two programs are to share a multiprocessor.
     """
@@ -265,9 +265,7 @@ def decode_meta(shape: HeadShape, segment: int, spread: int, capability: int) ->
         **shape.meta(),
         "HEADS": max(16, triton.next_power_of_2(shape.share)),
         "HALF": shape.rotated // 2,
-        "ROWS": segment,
         "NEW": max(16, triton.next_power_of_2(segment)),
-        "SPREAD": spread,
         "TILE": TILE,
         "PARTS": PARTS,
         "DOUBLINGS": DOUBLINGS,
@@ -287,18 +285,17 @@ def spread_of(lines: int) -> int:
 
 
 def compile_cases() -> list[CompileCase]:
-    """The shapes that `HeadShape` names, GLM-4.7 also with one draft."""
+    """The shapes that `HeadShape` names."""
     wide, narrow, whole = torch.float32, torch.bfloat16, torch.int64
     args = (narrow, wide, narrow, narrow, narrow, wide, wide, narrow, narrow, whole, whole, wide, wide, torch.int32)
     return [
         CompileCase(
-            f"decode_attention {name}, {segment} rows a segment, {spread} programs, sm_{target}",
+            f"decode_attention {name}, sm_{target}",
             decode_attention,
-            (*args, 128, 0.1, 1e-5),
-            decode_meta(shape, segment, spread, target),
+            (*args, 128, 1, 0.1, 1e-5),
+            decode_meta(shape, 1, target),
             (target,),
         )
         for target in TARGETS
         for name, shape in HeadShape.served().items()
-        for segment, spread in (((1, 32), (2, 8)) if name == "GLM-4.7" else ((1, 32),))
     ]

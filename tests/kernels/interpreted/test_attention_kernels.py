@@ -41,7 +41,8 @@ def options(meta: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 def decode(layer: Layer, step: Step, spread: int) -> torch.Tensor:
     shape, rows = layer.shape, len(step.qkv)
-    meta = decode_meta(shape, step.batch.counts[0], spread, 90)
+    segment = step.batch.counts[0]
+    meta = decode_meta(shape, segment, 90)
     lines = rows * shape.kv_heads
     out = torch.full((rows, shape.kv_heads * shape.share * shape.width), float("nan"))
     values = torch.full((lines * PARTS * shape.share * shape.width,), float("nan"))
@@ -49,8 +50,8 @@ def decode(layer: Layer, step: Step, spread: int) -> torch.Tensor:
     arrived = torch.zeros(lines, dtype=torch.int32)
     decode_attention[(lines, spread)](
         out, step.qkv, *vectors(layer, step.qkv), step.k_pool, step.v_pool, step.batch.block_tables,
-        step.batch.positions, values, stats, arrived, step.batch.block_tables.shape[1], layer.scale * LOG2E,
-        layer.eps, **options(meta, PDL=False),
+        step.batch.positions, values, stats, arrived, step.batch.block_tables.shape[1], segment,
+        layer.scale * LOG2E, layer.eps, **options(meta, PDL=False),
     )  # fmt: skip
     assert not arrived.any()
     return out
@@ -85,14 +86,8 @@ def check_rows_are_written(layer: Layer, step: Step) -> None:
 def test_decode(name: str, segment: int) -> None:
     shape = SHAPES[name]
     layer = Layer.random(shape, CPU, 256, torch.float32)
-    step = random_step(
-        shape,
-        [0, 63, 150] if segment == 1 else [62, 127],
-        [segment] * (3 if segment == 1 else 2),
-        CPU,
-        torch.float32,
-        keep_rows=True,
-    )
+    contexts = [0, 63, 150] if segment == 1 else [62, 127]
+    step = random_step(shape, contexts, [segment] * len(contexts), CPU, torch.float32, keep_rows=True)
     wanted = expected(layer, step)
     mine = step.copy()
     assert error(decode(layer, mine, 2), wanted) < 2e-6
