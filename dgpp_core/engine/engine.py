@@ -30,11 +30,13 @@ from dgpp_core.engine.operations import (
     TokenLogprobs,
 )
 from dgpp_core.engine.pending import Part, Pending, SlotInfo
-from dgpp_core.engine.program import DecodeProgram, pack
+from dgpp_core.engine.program import DecodeProgram, tail_of
 from dgpp_core.engine.registers import Registers
 from dgpp_core.engine.runner import EagerRunner, Runner, Step
 from dgpp_core.engine.state import StatePools
 from dgpp_core.engine.transfer import Download, upload
+from dgpp_core.ops.pick import greedy
+from dgpp_core.ops.step import pack
 from dgpp_core.sampling.pick import Picks, Sampler
 
 
@@ -224,9 +226,9 @@ class Engine:
             own = self._observe(self.drafter, batch, hidden, ops, infos, rows, slots)
             if last:
                 segments = upload(last, self.device)
+                tail = tail_of(batch, rows, slots, batch.block_tables[segments], batch.candidates[segments])
                 tokens = self.registers.last_tokens[slots]
-                drafts = self.program.draft(self.drafter, batch, segments, rows, own, tokens)
-                self.registers.drafts[slots] = drafts
+                self.registers.drafts[slots] = self.program.draft(self.drafter, tail, own[rows], tokens)
         return parts
 
     def _prompt_batch(self, ops: list[Prefill], infos: list[SlotInfo]) -> StepBatch:
@@ -250,7 +252,7 @@ class Engine:
     def _first_tokens(self, hidden: Tensor, slots: Tensor, infos: list[SlotInfo]) -> Part:
         """Pick the token after each prompt; ``hidden`` is each one's last row."""
         logits = self.model.logits(hidden)
-        peaks, tokens = logits.max(dim=1)
+        tokens, fine = greedy(logits)
         logprobs: tuple[TokenLogprobs | None, ...] = ()
         if not all(self.sampler.plain(info.slot) for info in infos):
             self._settle()
@@ -258,9 +260,8 @@ class Engine:
             tokens, logprobs = picks.tokens, picks.logprobs
         self.registers.last_tokens[slots] = tokens
         results = pack(
-            tokens.unsqueeze(1), torch.zeros_like(tokens), peaks.isfinite().unsqueeze(1),
-            self.registers.lengths[slots] - 1,
-        )  # fmt: skip
+            tokens.unsqueeze(1), torch.zeros_like(tokens), fine.unsqueeze(1), self.registers.lengths[slots] - 1
+        )
         return Part(tuple(infos), Download(results), 1, 0, logprobs)
 
     def _observe(

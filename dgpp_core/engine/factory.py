@@ -9,11 +9,23 @@ from typing import Protocol
 import msgspec
 import torch
 
-from dgpp_core.api import Bus, ConfigError, EngineError, ModelConfig, Shard, StateGroup, Weights, for_device
+from dgpp_core.api import (
+    Bus,
+    ConfigError,
+    Drafter,
+    EngineError,
+    Model,
+    ModelConfig,
+    Shard,
+    StateGroup,
+    Weights,
+    for_device,
+)
 from dgpp_core.bus.solo import SoloBus
 from dgpp_core.checkpoint.check import check_bindings
 from dgpp_core.checkpoint.config_json import read_config
 from dgpp_core.checkpoint.headers import TensorEntry, read_headers
+from dgpp_core.checkpoint.image import ImageCache, ImageShape, build_with_image
 from dgpp_core.checkpoint.loader import CheckpointWeights
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
@@ -100,6 +112,7 @@ def build_engine(
     progress: Progress,
     bus: Bus | None = None,
     weights: ClosableWeights | None = None,
+    images: ImageCache | None = None,
 ) -> Engine:
     """Load the weights and allocate the state of one rank.
 
@@ -107,6 +120,7 @@ def build_engine(
         bus: how the rank meets the others of ``prepared.world``; a world of one needs none. Every rank of the world
             calls this at the same time: a model may use the bus while it is built.
         weights: where the parameters come from; by default the prepared checkpoint.
+        images: where resident images of the checkpoint are kept; None makes and reads none.
 
     Raises:
         CheckpointError, PluginError: as the loader and the plugin's hooks do.
@@ -116,29 +130,56 @@ def build_engine(
     if bus.world != prepared.world:
         expected = f"{prepared.world}, which the checkpoint was prepared for"
         raise EngineError("the bus connects another number of ranks", found=str(bus.world), expected=expected)
-    model, config = prepared.model, prepared.config
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    weights = weights or CheckpointWeights(
-        model.bindings(config),
-        prepared.entries,
-        device=device,
-        dtype=dtype,
-        rank=bus.rank,
-        world=bus.world,
-        progress=lambda done, total: progress("weights", done, total),
-    )
-    shard = Shard(device=device, dtype=dtype, weights=weights, bus=bus)
     depth = prepared.geometry.step_width - 1
     with torch.inference_mode():
-        target = model.build(config, shard)
-        drafter = model.drafter(config, shard, target) if model.spec.draft_depth else None
-        weights.finish()
+        target, drafter = _models(prepared, device, progress, bus, weights, images)
         return Engine(
             target,
             drafter if depth else None,
             prepared.groups,
             prepared.geometry,
-            vocab_size=config.vocab_size,
+            vocab_size=prepared.config.vocab_size,
             depth=depth,
             device=device,
         )
+
+
+def _models(
+    prepared: Prepared,
+    device: torch.device,
+    progress: Progress,
+    bus: Bus,
+    weights: ClosableWeights | None,
+    images: ImageCache | None,
+) -> tuple[Model, Drafter | None]:
+    """The model of a rank and its drafter, with their weights."""
+    model, config, table = prepared.model, prepared.config, prepared.model.bindings(prepared.config)
+    part = ImageShape(
+        rank=bus.rank,
+        world=bus.world,
+        device=device,
+        dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+    )
+
+    def load() -> ClosableWeights:
+        return CheckpointWeights(
+            table,
+            prepared.entries,
+            device=device,
+            dtype=part.dtype,
+            rank=part.rank,
+            world=part.world,
+            progress=lambda done, total: progress("weights", done, total),
+        )
+
+    def build(source: ClosableWeights) -> tuple[Model, Drafter | None]:
+        shard = Shard(device=device, dtype=part.dtype, weights=source, bus=bus)
+        target = model.build(config, shard)
+        drafter = model.drafter(config, shard, target) if model.spec.draft_depth else None
+        source.finish()
+        return target, drafter
+
+    if weights is not None or images is None:
+        return build(weights or load())
+    place = images.place(model.spec.name, model.plugin.identity(), table, prepared.entries, part)
+    return build_with_image(place, load, build, lambda done, total: progress("resident image", done, total))

@@ -2,7 +2,7 @@
 
 A *family* is a decode shape: so many segments of 1 + depth rows. A step runs in the smallest family that holds its
 requests; the segments left over are inert. Each family is two graphs, so that the host may pick between them: the
-first ends with the logits and the greedy picks, the second commits whatever picks are in its buffer and drafts anew.
+first ends with the logits and the greedy picks, the second commits whatever picks are in that buffer and drafts anew.
 Where every request is greedy both are launched at once, and the host reads nothing.
 
 All that a step needs from the host is which slots take part. The rest is gathered on the device from the registers.
@@ -59,7 +59,6 @@ class Family:
         self._inert = program.registers.inert
         self._held: tuple[int, ...] = (self._inert,) * segments
         self._slots = torch.full((segments,), self._inert, dtype=torch.int64, device=device)
-        self._picked = torch.zeros(segments * width, dtype=torch.int64, device=device)
         self._results: Tensor | None = None
         self._verified: Verified | None = None
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
@@ -116,8 +115,8 @@ class Family:
 
     def run_commit(self, picked: Tensor | None = None) -> Tensor:
         """The second half; ``picked`` holds the first rows' tokens, by default the greedy ones of all."""
-        if picked is not None:
-            self._picked[: len(picked)].copy_(picked, non_blocking=True)
+        if picked is not None and self._verified is not None:
+            self._verified.picked[: len(picked)].copy_(picked, non_blocking=True)
         if self._graphs is not None:
             self._graphs[1].replay()
         else:
@@ -127,14 +126,10 @@ class Family:
 
     def _verify(self) -> None:
         self._verified = self._program.verify(self._slots, self.width, self._max_length)
-        self._picked.copy_(self._verified.greedy)
 
     def _commit(self) -> None:
         assert self._verified is not None
-        results = self._program.commit(self._verified, self._picked)
-        if self._results is None:
-            self._results = torch.empty_like(results)
-        self._results.copy_(results)
+        self._results = self._program.commit(self._verified)
 
 
 class StaticStep:

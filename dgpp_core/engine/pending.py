@@ -31,7 +31,7 @@ class Part(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         requests: as they were at the launch, a segment each.
-        download: ``[segments, width + RESULT_EXTRA]`` of `dgpp_core.engine.program`.
+        download: `dgpp_core.ops.step.CommittedRows.results`, ``[segments, width + 3]``.
         width: rows a segment.
         drafted: drafts that each segment verified.
         logprobs: a row each, where the host sampler picked; else empty.

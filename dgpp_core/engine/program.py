@@ -8,49 +8,36 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-import torch
 from torch import Tensor
 
 from dgpp_core.api import Drafter, Model, State, StepBatch
 from dgpp_core.engine.registers import Registers
+from dgpp_core.ops.pick import greedy
+from dgpp_core.ops.step import GatheredRows, commit, gather
 
 Judge = Callable[[Tensor, int], Tensor]
-
-RESULT_EXTRA = 3
-"""Columns of a result after the picked tokens: accepted drafts, first faulty row (the width where none), length."""
 
 
 class Verified(msgspec.Struct, frozen=True, eq=False):
     """A step up to its picks: B segments of 1 + depth rows, R rows in all.
 
     Attributes:
-        drafts: int64 ``[B, depth]``, the tokens that rows 1 .. depth took for granted.
         logits: float32 ``[R, vocab]``.
-        greedy: int64 ``[R]``, the likeliest token of each row, ties to the lower id.
-        finite: bool ``[R]``, whether that token's logit is a number.
+        picked: int64 ``[R]``, the likeliest token of each row; may be overwritten before the step is committed.
+        fine: bool ``[R]``, whether the row's logits are sound.
     """
 
     batch: StepBatch
-    drafts: Tensor
+    rows: GatheredRows
     hidden: Tensor
     logits: Tensor
-    greedy: Tensor
-    finite: Tensor
+    picked: Tensor
+    fine: Tensor
 
-
-def pack(tokens: Tensor, accepted: Tensor, finite: Tensor, lengths: Tensor) -> Tensor:
-    """Results for the host, int64 ``[B, width + RESULT_EXTRA]``.
-
-    Args:
-        tokens: ``[B, width]``.
-        accepted: ``[B]``.
-        finite: ``[B, width]``.
-        lengths: ``[B]``, before the step.
-    """
-    width = tokens.shape[1]
-    rows = torch.arange(width, device=tokens.device)
-    fault = torch.where(finite, width, rows).amin(dim=1)
-    return torch.cat([tokens, torch.stack((accepted, fault, lengths), dim=1)], dim=1)
+    @property
+    def drafts(self) -> Tensor:
+        """int64 ``[B, depth]``, the tokens that rows 1 .. depth took for granted."""
+        return self.rows.tokens.view(len(self.batch.counts), -1)[:, 1:]
 
 
 class DecodeProgram:
@@ -72,66 +59,62 @@ class DecodeProgram:
             max_length: host-side bound on the rows' positions + 1.
         """
         held = self.registers
-        lengths, drafts = held.lengths[slots], held.drafts[slots, : width - 1]
-        tokens = torch.cat([held.last_tokens[slots].unsqueeze(1), drafts], dim=1).flatten()
-        positions = (lengths.unsqueeze(1) + torch.arange(width, device=slots.device)).flatten()
+        rows = gather(slots, held.lengths, held.candidates, held.last_tokens, held.drafts, held.tables, width)
         batch = StepBatch(
-            tokens=tokens,
-            positions=positions,
+            tokens=rows.tokens,
+            positions=rows.positions,
             counts=(width,) * len(slots),
             slots=slots,
-            lengths=lengths,
-            block_tables=held.tables[slots],
-            candidates=held.candidates[slots],
+            lengths=rows.starts,
+            block_tables=rows.tables,
+            candidates=rows.candidates,
             keep_rows=True,
             max_length=max_length,
         )
         hidden = self.model.forward(batch, self.pools)
         logits = self.model.logits(hidden)
-        peaks, greedy = logits.max(dim=1)
-        return Verified(batch, drafts, hidden, logits, greedy, peaks.isfinite())
+        return Verified(batch, rows, hidden, logits, *greedy(logits))
 
-    def commit(self, step: Verified, picked: Tensor) -> Tensor:
-        """Make the picks up to the first wrong draft the requests' own, and draft anew.
-
-        Args:
-            picked: int64 ``[R]``.
+    def commit(self, step: Verified) -> Tensor:
+        """Make ``step.picked`` up to the first wrong draft the requests' own, and draft anew.
 
         Returns:
-            int64 ``[B, width + RESULT_EXTRA]``, see `pack`.
+            `dgpp_core.ops.step.CommittedRows.results`, int64 ``[B, width + 3]``.
         """
         held, batch = self.registers, step.batch
-        segments, width = len(batch.counts), step.drafts.shape[1] + 1
-        chosen = picked.view(segments, width)
-        if self.judge is None:
-            accepted = (chosen[:, :-1] == step.drafts).long().cumprod(dim=1).sum(dim=1)
-        else:
-            accepted = self.judge(batch.lengths, width - 1)
-        live = (batch.slots != held.inert).long()
-        held.lengths[batch.slots] = (batch.lengths + accepted + 1) * live
-        held.candidates[batch.slots] = accepted * live
-        last = chosen.gather(1, accepted.unsqueeze(1)).squeeze(1) * live
-        held.last_tokens[batch.slots] = last
+        judged = None if self.judge is None else self.judge(batch.lengths, batch.counts[0] - 1)
+        done = commit(
+            batch.slots, step.rows, step.picked, step.fine, held.lengths, held.candidates, held.last_tokens,
+            judged=judged,
+        )  # fmt: skip
         if self.drafter is not None:
-            own = self.drafter.observe(batch, step.hidden, picked, self.pools)
-            every = torch.arange(segments, device=picked.device)
-            drafts = self.draft(self.drafter, batch, every, every * width + accepted, own, last)
-            held.drafts[batch.slots] = drafts * live.unsqueeze(1)
-        return pack(chosen, accepted, step.finite.view(segments, width), batch.lengths)
+            own = self.drafter.observe(batch, step.hidden, step.picked, self.pools)
+            tail = tail_of(batch, done.rows, batch.slots, batch.block_tables, batch.candidates)
+            held.drafts[batch.slots] = self.draft(self.drafter, tail, own[done.rows], done.last)
+        return done.results
 
-    def draft(
-        self, drafter: Drafter, batch: StepBatch, segments: Tensor, rows: Tensor, own: Tensor, tokens: Tensor
-    ) -> Tensor:
-        """Drafts for some segments, each from one observed row and the token after it: ``[len(segments), depth]``."""
-        tail = StepBatch(
-            tokens=batch.tokens[rows],
-            positions=batch.positions[rows],
-            counts=(1,) * len(rows),
-            slots=batch.slots[segments],
-            lengths=batch.positions[rows],
-            block_tables=batch.block_tables[segments],
-            candidates=batch.candidates[segments],
-            keep_rows=True,
-            max_length=batch.max_length,
-        )
-        return drafter.propose(tail, own[rows], tokens, self.registers.drafts.shape[1], self.pools)
+    def draft(self, drafter: Drafter, tail: StepBatch, own: Tensor, tokens: Tensor) -> Tensor:
+        """Drafts after each segment's newest token: int64 ``[B, depth]``.
+
+        Args:
+            tail: see `tail_of`.
+            own: what the drafter made of those rows.
+            tokens: int64 ``[B]``, the token after each.
+        """
+        return drafter.propose(tail, own, tokens, self.registers.drafts.shape[1], self.pools)
+
+
+def tail_of(batch: StepBatch, rows: Tensor, slots: Tensor, block_tables: Tensor, candidates: Tensor) -> StepBatch:
+    """One row each of some segments of a batch, as a drafter goes on from it."""
+    positions = batch.positions[rows]
+    return StepBatch(
+        tokens=batch.tokens[rows],
+        positions=positions,
+        counts=(1,) * len(rows),
+        slots=slots,
+        lengths=positions,
+        block_tables=block_tables,
+        candidates=candidates,
+        keep_rows=True,
+        max_length=batch.max_length,
+    )

@@ -11,7 +11,7 @@ from dgpp_core.engine.geometry import Geometry
 class Registers:
     """Device tensors, int64, one row a slot and one more, row `inert`, for the segments that fill up a decode shape.
 
-    The inert row always reads length 0, token 0 and block table 0: its rows of state go to block 0, which no request
+    The inert row always reads length 0, token 0 and block table 0, whatever was drafted for it: its rows of state go to block 0, which no request
     has, and to the window and recurrent state of slot `inert`.
 
     Attributes:

@@ -56,7 +56,9 @@ class EagerStep:
         return self._step.drafts
 
     def commit(self, picked: Tensor | None) -> Tensor:
-        return self._program.commit(self._step, self._step.greedy if picked is None else picked)
+        if picked is not None:
+            self._step.picked.copy_(picked)
+        return self._program.commit(self._step)
 
 
 class EagerRunner:

@@ -45,7 +45,7 @@ def test_families_leave_less_than_a_third_of_their_segments_inert() -> None:
 def test_exactness_matrix(toy: LoadedModel, toy_checkpoint: Path, depth: int, lag: int) -> None:
     axes = Axes(chunks=(16,), depths=(depth,), lags=(lag,), company=(0, 2, 3), max_tokens=10)
 
-    def make(settings: EngineSettings, wanted: int) -> World:
+    def make(settings: EngineSettings, wanted: int, world: int) -> World:
         oracle = settings.prefill_budget_tokens == 0
         return World.from_checkpoint(toy, toy_checkpoint, settings, lag=wanted, static=not oracle)
 
@@ -74,12 +74,16 @@ def test_inert_segments_leave_no_trace(toy: LoadedModel, toy_checkpoint: Path) -
             parts.append(pool[:, 1:5] if name[0] in "kvd" else pool[:, 0])
         return [part.clone() for part in parts]
 
+    tokens: list[torch.Tensor] = []
+    forward = engine.model.forward
+    engine.model.forward = lambda batch, state: tokens.append(batch.tokens) or forward(batch, state)  # type: ignore
     before = bystander()
     for slots in ((1, 2, 3, 4, 5), (2,), (1, 2, 3, 4, 5)):
         engine.execute(1, [Decode(slots, 2)])
     assert all(torch.equal(a, b) for a, b in zip(before, bystander(), strict=True))
-    inert = [t[held.inert] for t in (held.lengths, held.candidates, held.last_tokens, held.drafts, held.tables)]
-    assert not any(t.any() for t in inert)
+    assert not any(t[held.inert].any() for t in (held.lengths, held.candidates, held.last_tokens, held.tables))
+    assert tokens[-1].shape == (6 * 3,)
+    assert not tokens[-1][5 * 3 :].any(), "an inert row has another token than 0"
 
 
 def test_a_step_takes_the_smallest_family_and_bounds_that_no_request_moves(

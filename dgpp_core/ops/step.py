@@ -1,0 +1,120 @@
+"""Both ends of a decode step: its rows from what is kept of each slot, and its picks committed there.
+
+B segments of W rows each. Tensors of slots have one row for each and one more, the inert one, for segments that fill a
+shape up: it always reads length 0 and candidate 0, and its rows have token 0.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import Tensor
+
+
+class GatheredRows(msgspec.Struct, frozen=True, eq=False):
+    """The rows of a step.
+
+    Attributes:
+        tokens, positions: int64 ``[B * W]``.
+        starts: int64 ``[B]``, each segment's first position.
+        candidates: int64 ``[B]``.
+        tables: int64 ``[B, table width]``.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    starts: Tensor
+    candidates: Tensor
+    tables: Tensor
+
+
+class CommittedRows(msgspec.Struct, frozen=True, eq=False):
+    """What a step came to.
+
+    Attributes:
+        results: int64 ``[B, W + 3]``: the picks, how many drafts stood, the first row whose logits are at fault (W
+            where none is), the length before.
+        rows: int64 ``[B]``, the last row that stood.
+        last: int64 ``[B]``, the pick of that row; 0 for an inert segment.
+    """
+
+    results: Tensor
+    rows: Tensor
+    last: Tensor
+
+
+def gather(
+    slots: Tensor,
+    lengths: Tensor,
+    candidates: Tensor,
+    last_tokens: Tensor,
+    drafts: Tensor,
+    tables: Tensor,
+    width: int,
+) -> GatheredRows:
+    """The newest token of each segment and its first ``width - 1`` drafts, at the positions after what it has.
+
+    Args:
+        slots: int64 ``[B]``; only the inert one may come twice.
+        lengths, candidates, last_tokens: int64 ``[slots + 1]``.
+        drafts: int64 ``[slots + 1, at least width - 1]``.
+        tables: int64 ``[slots + 1, table width]``.
+    """
+    if slots.is_cuda:
+        from dgpp_core.ops.kernels import step
+
+        return GatheredRows(*step.gather(slots, lengths, candidates, last_tokens, drafts, tables, width))
+    starts = lengths[slots]
+    tokens = torch.cat([last_tokens[slots].unsqueeze(1), drafts[slots, : width - 1]], dim=1)
+    tokens = tokens * (slots != len(lengths) - 1).unsqueeze(1)
+    positions = starts.unsqueeze(1) + torch.arange(width)
+    return GatheredRows(tokens.flatten(), positions.flatten(), starts, candidates[slots], tables[slots])
+
+
+def commit(
+    slots: Tensor,
+    rows: GatheredRows,
+    picked: Tensor,
+    fine: Tensor,
+    lengths: Tensor,
+    candidates: Tensor,
+    last_tokens: Tensor,
+    *,
+    judged: Tensor | None = None,
+) -> CommittedRows:
+    """Make the picks up to the first wrong draft the slots' own.
+
+    Args:
+        rows: as `gather` gave them.
+        picked: int64 ``[B * W]``, the token after each row.
+        fine: bool ``[B * W]``, whether the row's logits are sound.
+        lengths, candidates, last_tokens: int64 ``[slots + 1]``; updated.
+        judged: int64 ``[B]``, how many drafts stand, in place of what the picks say.
+    """
+    inert = len(lengths) - 1
+    if slots.is_cuda:
+        from dgpp_core.ops.kernels import step
+
+        return CommittedRows(
+            *step.commit(slots, rows.starts, rows.tokens, picked, fine, judged, lengths, candidates, last_tokens, inert)
+        )
+    chosen, guessed = picked.view(len(slots), -1), rows.tokens.view(len(slots), -1)
+    width = chosen.shape[1]
+    accepted = judged
+    if accepted is None:
+        accepted = (chosen[:, :-1] == guessed[:, 1:]).long().cumprod(dim=1).sum(dim=1)
+    live = (slots != inert).long()
+    last = chosen.gather(1, accepted.unsqueeze(1)).squeeze(1) * live
+    lengths[slots] = (rows.starts + accepted + 1) * live
+    candidates[slots] = accepted * live
+    last_tokens[slots] = last
+    results = pack(chosen, accepted, fine.view(len(slots), width), rows.starts)
+    return CommittedRows(results, torch.arange(len(slots)) * width + accepted, last)
+
+
+def pack(tokens: Tensor, accepted: Tensor, fine: Tensor, lengths: Tensor) -> Tensor:
+    """`CommittedRows.results` from tokens and fine ``[B, W]``, accepted and lengths ``[B]``."""
+    width = tokens.shape[1]
+    rows = torch.arange(width, device=tokens.device)
+    fault = torch.where(fine, width, rows).amin(dim=1)
+    return torch.cat([tokens, torch.stack((accepted, fault, lengths), dim=1)], dim=1)
