@@ -1,7 +1,7 @@
 """Time of a sum over ranks on one host: ``python benchmarks/bus.py --world 2 [--device cpu]``.
 
-Microseconds of one `all_reduce` of bfloat16 rows of GLM-4.7 (5,120 wide), called as it comes and, on CUDA, in a graph of
-a hundred; beside it the library's own sum, which is the speed that the fixed order is paid with.
+Microseconds of one `all_reduce` of bfloat16 rows of GLM-4.7 (5,120 wide), called as it comes and, on CUDA, in a graph
+of a hundred; beside it the library's own sum, which is the speed that the fixed order is paid with.
 """
 
 from __future__ import annotations

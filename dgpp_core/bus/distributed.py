@@ -40,7 +40,7 @@ class DistributedBus:
         self.rank, self.world = rank, world
         self.capturable = device.type == "cuda"
         self._store, self._issued = store, 0
-        self._digest = b""
+        self._digest, self._left = b"", False
         self._fault: EngineError | None = None
 
     def all_reduce(self, partial: Tensor) -> Tensor:
@@ -72,12 +72,15 @@ class DistributedBus:
     def close(self, reason: str = "") -> None:
         """Leave the world; with a ``reason``, the others are told it when they miss this rank.
 
-        Rank 0 stays up to `LINGER` seconds longer than the others.
+        Rank 0 stays up to `LINGER` seconds longer than the others. After a fault NCCL's part is left to the end of the
+        process: taking it down waits for collectives that may never end.
         """
         if reason:
             self._publish(f"rank {self.rank} failed: {reason}")
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        if dist.is_initialized() and not self._left:
+            self._left = True
+            if not (self.capturable and (reason or self._fault)):
+                dist.destroy_process_group()
             leave(self._store, self.rank, self.world)
         self._fault = self._fault or EngineError("this rank has left the world", where=f"rank {self.rank}")
 
