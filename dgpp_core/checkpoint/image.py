@@ -10,7 +10,7 @@ import gc
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,9 +19,10 @@ import torch
 from filelock import FileLock, Timeout
 
 from dgpp_core.api.bindings import BindingTable
-from dgpp_core.api.errors import DgppError
+from dgpp_core.api.errors import DgppError, PlanError
+from dgpp_core.checkpoint.headers import TensorEntry
 from dgpp_core.checkpoint.image_file import ImageError, ImageWriter
-from dgpp_core.checkpoint.image_key import ImageKey
+from dgpp_core.checkpoint.image_key import ImageKey, bindings_digest, checkpoint_digest, device_name, software
 from dgpp_core.checkpoint.image_weights import ImageWeights, LoadableWeights, Progress, RecordingWeights
 from dgpp_core.checkpoint.parameters import parameters
 from dgpp_core.formats.resident import DeviceKind
@@ -46,6 +47,46 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     key: ImageKey
     device: torch.device
     nbytes: int
+
+
+class ImageShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of the weights, for which device, with dense parameters in which dtype."""
+
+    rank: int
+    world: int
+    device: torch.device
+    dtype: torch.dtype
+
+
+class ImageCache(msgspec.Struct, frozen=True):
+    """Where images are kept, and the settings that change what is in them, as text."""
+
+    folder: Path
+    forms: str = ""
+
+    def place(
+        self,
+        model: str,
+        plugin: str,
+        table: BindingTable,
+        entries: Mapping[str, TensorEntry],
+        shape: ImageShape,
+    ) -> Place:
+        """The place of a rank's image; ``plugin`` is the name and version of the model's."""
+        key = ImageKey(
+            model=model,
+            software=f"{software()}, {plugin}",
+            checkpoint=checkpoint_digest(entries),
+            bindings=bindings_digest(table),
+            world=shape.world,
+            rank=shape.rank,
+            device=device_name(shape.device),
+            dtype=str(shape.dtype),
+            forms=self.forms,
+        )
+        home = next(iter(entries.values())).file.parent
+        size = image_bytes(table, shape.world, shape.device)
+        return Place(path=image_path(self.folder, key, home), key=key, device=shape.device, nbytes=size)
 
 
 def image_path(cache: Path, key: ImageKey, folder: Path) -> Path:
@@ -104,6 +145,8 @@ def _build_from_image(place: Place, build: Callable[[LoadableWeights], Built], p
         built = build(weights)
         log.info("weights restored from the resident image %s", place.path)
         return built
+    except PlanError:
+        raise
     except Exception as error:  # whatever it is, the checkpoint says whether the image was to blame
         _discard(place.path, error)
         return None

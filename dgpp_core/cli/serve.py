@@ -32,6 +32,7 @@ failed while serving, or a second signal cut the end short.
 @model_options
 @offline_option
 @service_options
+@click.option("--no-image", is_flag=True, help="On a GPU, load the checkpoint itself and keep no resident image.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of requests that name none.")
 @click.option("--temperature", type=click.FloatRange(0, 2), help="Sampling default.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sampling default.")
@@ -44,6 +45,7 @@ def command(
     config: Path | None,
     checkpoint: str | None,
     offline: bool,
+    no_image: bool,
     seed: int | None,
     temperature: float | None,
     top_p: float | None,
@@ -65,7 +67,9 @@ def command(
     sampling = SamplingOverrides(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    options = serve_options(chosen, find_checkpoint(chosen, os.environ, offline), sampling, seed)
+    folder = find_checkpoint(chosen, os.environ, offline)
+    image = not no_image and os.environ.get("DGPP_RESIDENT_CACHE") != "off"
+    options = serve_options(chosen, folder, sampling, seed, image)
     routes = [route for hooks in host.hooks("dgpp_routes") for route in hooks.routes()]
 
     from dgpp_core.server.supervisor import run

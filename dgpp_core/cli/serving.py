@@ -207,8 +207,13 @@ def find_checkpoint(chosen: Chosen, environ: Mapping[str, str], offline: bool) -
         )
 
 
-def serve_options(chosen: Chosen, folder: Path, sampling: SamplingOverrides, seed: int | None) -> ServeOptions:
+def serve_options(
+    chosen: Chosen, folder: Path, sampling: SamplingOverrides, seed: int | None, image: bool = True
+) -> ServeOptions:
     """What the service is started with.
+
+    Args:
+        image: keep and use a resident image of the weights.
 
     Raises:
         ConfigError: config.json is wrong, or the deployment needs several ranks.
@@ -240,6 +245,7 @@ def serve_options(chosen: Chosen, folder: Path, sampling: SamplingOverrides, see
         no_eos=settings.no_eos,
         http=resolved.http,
         device=resolved.device or "auto",
+        image_cache=str(Path(resolved.paths.resident_cache).expanduser()) if image else "",
         sampling=sampling,
         seed=seed,
     )

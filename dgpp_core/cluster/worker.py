@@ -22,6 +22,7 @@ import msgspec
 import torch
 
 from dgpp_core.api import DgppError, EngineError
+from dgpp_core.checkpoint.image import ImageCache
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.cluster.rank import Rank
 from dgpp_core.config.settings import EngineSettings
@@ -66,7 +67,8 @@ def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
     compiles = CompileCounter()
     if kind == "cuda":
         compiles.install()
-    engine = build_engine(prepared, device, _guarded(_throttled(channel, clock), plan.headroom // 2))
+    report = _guarded(_throttled(channel, clock), plan.headroom // 2)
+    engine = build_engine(prepared, device, report, images=_images(message, settings, kind))
     exact = _make_ready(engine, settings, channel)
     rank = Rank(engine, settings, channel, clock, compiles, message.model)
     channel.send(
@@ -96,6 +98,13 @@ def _make_ready(engine: Engine, settings: EngineSettings, channel: Channel) -> b
         warm(engine, chunk)
     channel.send(Loading("rehearsal"))
     return rehearse(engine, chunk, engine.vocab_size)
+
+
+def _images(message: Boot, settings: EngineSettings, kind: DeviceKind) -> ImageCache | None:
+    """Where resident images are kept: of GPUs, since a CPU packs weights into a form that no file can hold."""
+    if kind == "cpu" or not message.image_cache:
+        return None
+    return ImageCache(Path(message.image_cache), f"bf16_weights {settings.bf16_weights}")
 
 
 def _available(device: torch.device) -> int:

@@ -19,13 +19,19 @@ Reason = Literal["eos", "length", "stop", "cancelled", "error"]
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):
-    """Front end to engine, first: what to serve. ``settings`` is the JSON of the resolved engine settings."""
+    """Front end to engine, first: what to serve.
+
+    Attributes:
+        settings: the JSON of the resolved engine settings.
+        image_cache: the folder of resident images; empty for none.
+    """
 
     version: int
     model: str
     checkpoint: str
     device: str
     settings: bytes
+    image_cache: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):

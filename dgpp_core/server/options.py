@@ -36,6 +36,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
         no_eos: no reply ends by itself.
         http: where the service listens.
         device: the engine's device.
+        image_cache: the folder of resident images; empty keeps none.
         sampling: sampling defaults from the command line.
         seed: the seed of requests that name none; None draws one for each.
     """
@@ -54,5 +55,6 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_eos: bool = False
     http: HttpSettings = HttpSettings()
     device: str = "cpu"
+    image_cache: str = ""
     sampling: SamplingOverrides = SamplingOverrides()
     seed: int | None = None

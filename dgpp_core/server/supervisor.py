@@ -166,6 +166,7 @@ async def _start(engine: EngineProcess, options: ServeOptions, stopping: Stoppin
         checkpoint=options.checkpoint,
         device=options.device,
         settings=options.settings,
+        image_cache=options.image_cache,
     )
     with LoadingDisplay(Console(stderr=True)) as display:
         starting = asyncio.ensure_future(engine.start(boot, display.show))

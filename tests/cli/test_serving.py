@@ -241,6 +241,8 @@ def test_what_is_served_is_what_was_asked_for(host: PluginHost, toy_checkpoint: 
     assert (options.model, options.served_id, options.checkpoint) == ("toy", "mine", str(toy_checkpoint))
     assert (options.slots, options.http.port, options.device, options.seed) == (3, 99, "auto", 7)
     assert options.config_eos == (257,)
+    assert options.image_cache == str(Path.home() / ".cache/dgpp/resident")
+    assert serve_options(chosen, toy_checkpoint, SamplingOverrides(), None, image=False).image_cache == ""
     assert msgspec.json.decode(options.settings, type=EngineSettings) == chosen.resolved.engine
 
 
