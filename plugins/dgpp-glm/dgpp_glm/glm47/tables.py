@@ -110,7 +110,9 @@ def bindings(c: Glm47Config) -> BindingTable:
         "*.self_attn.k_proj.k_scale", "*.self_attn.v_proj.v_scale", "*.rotary_emb.inv_freq",
         f"{draft}.embed_tokens.weight", f"{draft}.shared_head.head.weight",
     )  # fmt: skip
-    return BindingTable(tuple(out), ignored)
+    mixtures = range(c.first_k_dense_replace, c.num_hidden_layers + 1)
+    stacks = ((f"layers.{i}.experts.{part}", c.n_routed_experts + 1) for i in mixtures for part in ("gate_up", "down"))
+    return BindingTable(tuple(out), ignored, stacks=tuple(stacks))
 
 
 def groups(c: Glm47Config, world: int) -> tuple[PagedGroup, ...]:
