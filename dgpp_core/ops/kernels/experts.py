@@ -1,0 +1,215 @@
+"""Experts of a layer on a GPU: resident tensors, and the launches of decode and prefill rows.
+
+NVFP4 weights whose shape fits are kept in fragment order and read by the decode and the grouped kernels; everything
+else is kept row-major in bfloat16 (`experts_generic`). Which of the two is decided by format and shape alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+import triton
+from torch import Tensor
+
+from dgpp_core.api.errors import EngineError
+from dgpp_core.formats.matrix import Matrix
+from dgpp_core.formats.nvfp4 import Nvfp4Matrix
+from dgpp_core.ops.kernels import experts_generic, experts_prefill
+from dgpp_core.ops.kernels.cases import CompileCase
+from dgpp_core.ops.kernels.experts_decode import decode_down, decode_gate_up
+from dgpp_core.ops.kernels.experts_order import order_picks
+from dgpp_core.ops.kernels.pack import pack_nvfp4
+from dgpp_core.ops.router import Routing
+
+DECODE_ROWS = 64
+"""Rows of one decode launch; more take several."""
+GATE_UP_WARPS, DOWN_WARPS = 4, 1
+_AHEAD = 3
+"""Slots of 128 k in flight."""
+_DOWN_TILES = 2
+_REGISTERS = 128
+"""Cap of a thread's registers: without it both decode kernels lose 8 to 10 % to lower occupancy."""
+GENERIC_DECODE_TILE, GENERIC_PREFILL_TILE = 16, 64
+
+
+def fits_fragments(gate_up: Matrix, down: Matrix, entries: int) -> bool:
+    """Whether the fragment kernels take these weights."""
+    if not (isinstance(gate_up, Nvfp4Matrix) and isinstance(down, Nvfp4Matrix)):
+        return False
+    hidden, inner = gate_up.shape[1], down.shape[1]
+    scales_fit = gate_up.segment % 16 == 0 and down.segment % 16 == 0
+    return hidden % 512 == 0 and inner % 128 == 0 and down.shape[0] == entries * hidden and scales_fit
+
+
+class CudaExperts:
+    """Gated feed-forwards ``f_e(x) = down_e (silu(gate_e x) * up_e x)``, stacked; same contract as `ops.experts`.
+
+    Args:
+        gate_up: ``[entries * 2 I, H]``; an entry's rows are gate and then up, the shared expert is the last entry.
+        down: ``[entries * H, I]``.
+        experts: routed experts; the entries are these and the shared one.
+        shared: whether there is a shared expert.
+        device: where they are kept; the matrices may be elsewhere.
+    """
+
+    def __init__(
+        self,
+        gate_up: Matrix,
+        down: Matrix,
+        *,
+        experts: int,
+        shared: bool = True,
+        device: torch.device | str = "cuda",
+    ) -> None:
+        self._take(_prepare(gate_up, down, experts + shared, torch.device(device)), experts, shared)
+
+    @classmethod
+    def from_prepared(cls, tensors: Mapping[str, Tensor], *, experts: int, shared: bool = True) -> Self:
+        """The experts whose `prepared` gave ``tensors``."""
+        made = cls.__new__(cls)
+        made._take(tensors, experts, shared)
+        return made
+
+    def prepared(self) -> dict[str, Tensor]:
+        """The resident tensors by name."""
+        return dict(self._tensors)
+
+    def _take(self, tensors: Mapping[str, Tensor], experts: int, shared: bool) -> None:
+        self._tensors, self.experts, self.shared = dict(tensors), experts, shared
+        self.packed = "down_codes" in tensors
+        down = tensors["down_codes" if self.packed else "down_weight"]
+        if self.packed:
+            self.hidden, self.inner = down.shape[0] * 16 // (experts + shared), down.shape[1] * 64
+        else:
+            self.hidden, self.inner = down.shape[1], down.shape[2]
+
+    def _weights(self, which: str) -> tuple[Tensor, ...]:
+        names = ("codes", "scales", "multipliers") if self.packed else ("weight", "multipliers")
+        return tuple(self._tensors[f"{which}_{name}"] for name in names)
+
+    def __call__(self, x: Tensor, routing: Routing, decode: bool = True, launch_pdl: bool = True) -> Tensor:
+        """What each expert gives for each of its rows, unweighted.
+
+        Args:
+            x: bfloat16 ``[M, H]``.
+            decode: decode and verify rows, or prefill rows.
+            launch_pdl: let a decode kernel start while the one before it ends.
+
+        Returns:
+            float32 ``[M * k + M, H]``: row ``m * k + j`` is of expert ``routing.ids[m, j]``, row ``M * k + m`` of the
+            shared expert; without one ``[M * k, H]``.
+
+        Raises:
+            EngineError: activations that are not bfloat16, or too many rows.
+        """
+        if x.dtype != torch.bfloat16:
+            raise EngineError(
+                "expert kernels take bfloat16 activations", where="experts", found=str(x.dtype), expected="bfloat16"
+            )
+        x, ids = x.contiguous(), routing.ids.contiguous()
+        total = ids.numel() + x.shape[0] * self.shared
+        h = torch.empty(total, self.inner, dtype=torch.bfloat16, device=x.device)
+        y = torch.empty(total, self.hidden, dtype=torch.float32, device=x.device)
+        if total == 0:
+            return y
+        if not self.packed:
+            self._generic(x, ids, h, y, GENERIC_DECODE_TILE if decode else GENERIC_PREFILL_TILE)
+        elif decode:
+            for first in range(0, x.shape[0], DECODE_ROWS):
+                self._decode(x, ids, h, y, first, launch_pdl)
+        else:
+            self._prefill(x, ids, h, y)
+        return y
+
+    def _decode(self, x: Tensor, ids: Tensor, h: Tensor, y: Tensor, first: int, pdl: bool) -> None:
+        """Rows ``first .. first + 64``; the shared expert's results are ``shared_row`` rows behind their first pick."""
+        top_k = ids.shape[1]
+        part, picks = x[first : first + DECODE_ROWS], ids[first : first + DECODE_ROWS]
+        h, y = h[first * top_k :], y[first * top_k :]
+        rows, shared_row = part.shape[0], ids.numel() - first * top_k + first
+        options = _decode_options(top_k, self.experts, rows, pdl)
+        programs = rows * top_k + self.shared
+        decode_gate_up[(self.inner // 16, programs)](
+            *self._weights("gate_up"),
+            part.view(torch.int32),
+            h,
+            picks,
+            rows,
+            shared_row,
+            **_gate_up_options(self.hidden, self.inner),
+            **options,
+        )
+        decode_down[(self.hidden // (16 * _DOWN_TILES), programs)](
+            *self._weights("down"),
+            h.view(torch.int32),
+            y,
+            picks,
+            rows,
+            shared_row,
+            **_down_options(self.hidden, self.inner),
+            **options,
+        )
+
+    def _prefill(self, x: Tensor, ids: Tensor, h: Tensor, y: Tensor) -> None:
+        wgmma = torch.cuda.get_device_capability(x.device)[0] == 9
+        picks, top_k = ids.numel(), ids.shape[1]
+        tile = experts_prefill.tile_size(picks, self.experts, wgmma)
+        tables = order_picks(ids, self.experts, self.shared, tile)
+        source = experts_prefill.in_fragment_order(x)
+        up, down = (2 * self.inner, self.hidden), (self.hidden, self.inner)
+        experts_prefill.run(self._weights("gate_up"), up, source, h, tables, picks, top_k, True, tile, wgmma)
+        experts_prefill.run(self._weights("down"), down, h, y, tables, picks, top_k, False, tile, wgmma)
+
+    def _generic(self, x: Tensor, ids: Tensor, h: Tensor, y: Tensor, tile: int) -> None:
+        tables, picks, top_k = order_picks(ids, self.experts, self.shared, tile), ids.numel(), ids.shape[1]
+        experts_generic.run(self._weights("gate_up"), x, h, tables, picks, top_k, True, tile)
+        experts_generic.run(self._weights("down"), h, y, tables, picks, top_k, False, tile)
+
+
+def _prepare(gate_up: Matrix, down: Matrix, entries: int, device: torch.device) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    fits = fits_fragments(gate_up, down, entries)
+    for which, matrix in (("gate_up", gate_up), ("down", down)):
+        if fits and isinstance(matrix, Nvfp4Matrix):
+            packed = pack_nvfp4(matrix, device, f"experts' {which}")
+            made = {"codes": packed.codes, "scales": packed.scales, "multipliers": packed.multipliers}
+        else:
+            weight, multipliers = experts_generic.row_major(matrix, entries, torch.bfloat16, device)
+            made = {"weight": weight, "multipliers": multipliers}
+        tensors |= {f"{which}_{name}": value for name, value in made.items()}
+    return tensors
+
+
+def _decode_options(top_k: int, experts: int, rows: int, pdl: bool) -> dict[str, Any]:
+    picks = triton.next_power_of_2(max(rows * top_k, 128))
+    options = {"P": picks, "TOPK": top_k, "E": experts, "ONE": rows == 1, "PDL": int(pdl)}
+    return {**options, "launch_pdl": pdl, "maxnreg": _REGISTERS}
+
+
+def _gate_up_options(hidden: int, inner: int) -> dict[str, Any]:
+    ahead = min(_AHEAD, hidden // (128 * GATE_UP_WARPS))
+    return {"K": hidden, "I": inner, "W": GATE_UP_WARPS, "D": ahead, "num_warps": GATE_UP_WARPS}
+
+
+def _down_options(hidden: int, inner: int) -> dict[str, Any]:
+    warps = DOWN_WARPS if inner <= 4096 else GATE_UP_WARPS
+    ahead = min(_AHEAD, inner // (128 * warps))
+    return {"N": hidden, "K": inner, "W": warps, "R": _DOWN_TILES, "D": ahead, "num_warps": warps}
+
+
+def compile_cases() -> list[CompileCase]:
+    """Decode kernels of GLM-4.7's experts, whole and at tensor parallel 4, for every bound of the rows."""
+    i32, bf16, f32 = torch.int32, torch.bfloat16, torch.float32
+    cases = []
+    for inner in (1536, 384):
+        for rows in (1, 16, 32, 64):
+            options = _decode_options(8, 160, rows, True)
+            name = f"{inner} rows<={rows}" if rows > 1 else f"{inner} row 1"
+            up, down = _gate_up_options(5120, inner), _down_options(5120, inner)
+            args = (i32, i32, f32, i32, bf16, i32, 7, 56)
+            cases.append(CompileCase(f"experts gate+up 5120x{name}", decode_gate_up, args, {**up, **options}, stack=32))
+            args = (i32, i32, f32, i32, f32, i32, 7, 56)
+            cases.append(CompileCase(f"experts down 5120x{name}", decode_down, args, {**down, **options}, stack=32))
+    return cases

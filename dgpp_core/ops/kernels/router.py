@@ -1,0 +1,345 @@
+"""Router on a GPU: fp32-accurate logits, scores, the chosen experts in ascending order and their weights.
+
+A bfloat16 weight is multiplied on tensor cores: products of two bf16 are exact, sums are fp32, K is cut into a fixed
+number of parts that `choose_experts` adds in order. Any other weight goes through `plain_logits`: fp32 products, one
+program a row. Both keep a row's bits independent of the other rows, of their number and of ``decode``.
+"""
+# mypy: disallow_untyped_defs=False, disallow_untyped_decorators=False, disallow_untyped_calls=False
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from dgpp_core.api.errors import EngineError
+from dgpp_core.formats.dense import DenseMatrix
+from dgpp_core.formats.matrix import Matrix
+from dgpp_core.ops.kernels.cases import CompileCase
+from dgpp_core.ops.kernels.fragments import bf16_pairs, log2, pdl_launch, pdl_wait
+from dgpp_core.ops.router import Routing, Score
+
+SLOT = 64
+"""k of one load in `router_partials`."""
+WARPS = 2
+DECODE_COLUMNS, PREFILL_COLUMNS = 8, 32
+"""Rows of activations a program: the bits are the same, more share the weight's fragments."""
+DECODE_ROWS = 64
+
+
+@gluon.constexpr_function
+def router_weight_layout():
+    """``[32 rows, 32 words]`` of a row-major weight: lane q owns 4 contiguous words of each 32 k, lane / 4 the row."""
+    registers = [[0, 1], [0, 2], [8, 0], [0, 16]]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0]], [], [32, 32])
+
+
+@gluon.constexpr_function
+def router_activation_layout(NT):
+    """``[NT, 32 words]``: the same split of k, lane / 4 is the column, both warps hold all of it."""
+    registers = [[0, 1], [0, 2], [0, 16]] + [[8 << b, 0] for b in range(log2(NT // 8))]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[0, 0]], [], [NT, 32])
+
+
+@gluon.constexpr_function
+def router_product_layout():
+    """Accumulator ``[32, NT]`` of two warps."""
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 1], instr_shape=[16, 8])
+
+
+@gluon.jit
+def router_slot(acc, w, x, NT: gl.constexpr):
+    """``acc`` plus 64 k: weight words ``[32, 32]``, activation words ``[NT, 32]``; k runs (chunk, j, h, q, i)."""
+    L: gl.constexpr = router_product_layout()
+    a = bf16_pairs(w.reshape([32, 2, 4, 2, 2])).permute([0, 1, 3, 4, 2, 5]).reshape([32, 64])
+    b = bf16_pairs(x.reshape([NT, 2, 4, 2, 2])).permute([1, 3, 4, 2, 5, 0]).reshape([64, NT])
+    a = gl.convert_layout(a, gl.DotOperandLayout(0, L, 2), assert_trivial=True)
+    b = gl.convert_layout(b, gl.DotOperandLayout(1, L, 2), assert_trivial=True)
+    return mma_v2(a, b, acc)
+
+
+@gluon.jit(do_not_specialize=["M"])
+def router_partials(
+    wp, xp, out, M, E: gl.constexpr, K: gl.constexpr, NT: gl.constexpr, SLOTS: gl.constexpr, PDL: gl.constexpr
+):
+    """out fp32 ``[parts, M, E]``: logits over part program_id(1) of K, 64 * SLOTS wide; weight and x read as int32."""
+    tile = gl.program_id(0)
+    part = gl.program_id(1)
+    first = gl.program_id(2) * NT
+    LW: gl.constexpr = router_weight_layout()
+    LX: gl.constexpr = router_activation_layout(NT)
+    L: gl.constexpr = router_product_layout()
+    row = gl.minimum(tile * 32 + gl.arange(0, 32, gl.SliceLayout(1, LW)), E - 1)
+    weights = wp + row[:, None] * (K // 2) + (part * (SLOTS * 32) + gl.arange(0, 32, gl.SliceLayout(0, LW)))[None, :]
+    held = ()
+    for s in gl.static_range(SLOTS):
+        held = held + (gl.load(weights + s * 32, cache_modifier=".cg"),)
+    pdl_launch(PDL)
+    pdl_wait(PDL)
+    source = gl.minimum(first + gl.arange(0, NT, gl.SliceLayout(1, LX)), M - 1)
+    x = xp + source[:, None] * (K // 2) + (part * (SLOTS * 32) + gl.arange(0, 32, gl.SliceLayout(0, LX)))[None, :]
+    acc = gl.zeros([32, NT], gl.float32, L)
+    for s in gl.static_range(SLOTS):
+        acc = router_slot(acc, held[s], gl.load(x + s * 32), NT)
+    expert = tile * 32 + gl.arange(0, 32, gl.SliceLayout(1, L))
+    column = first + gl.arange(0, NT, gl.SliceLayout(0, L))
+    live = (expert < E)[:, None] & (column < M)[None, :]
+    gl.store(out + (part * M + column)[None, :] * E + expert[:, None], acc, mask=live)
+
+
+@triton.jit
+def plain_logits(wp, xp, out, E: tl.constexpr, K: tl.constexpr, BE: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):
+    """out fp32 ``[M, E]``: BE logits of row program_id(0), fp32 products summed over K in blocks of BK."""
+    m = tl.program_id(0)
+    e = tl.program_id(1) * BE + tl.arange(0, BE)
+    k = tl.arange(0, BK)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    acc = tl.zeros([BE, BK], tl.float32)
+    for base in range(0, K, BK):
+        there = base + k < K
+        x = tl.load(xp + m * K + base + k, mask=there, other=0.0).to(tl.float32)
+        w = tl.load(wp + e[:, None] * K + (base + k)[None, :], mask=(e < E)[:, None] & there[None, :], other=0.0)
+        acc += w.to(tl.float32) * x[None, :]
+    tl.store(out + m * E + e, tl.sum(acc, 1), mask=e < E)
+
+
+@triton.jit
+def _kept_groups(v, e, E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, GP: tl.constexpr):
+    """Which experts are in the KEPT groups with the largest sum of their two best ``v``; ties to the lower group."""
+    SIZE: tl.constexpr = E // GROUPS
+    group = tl.arange(0, GP)
+    score = tl.full([GP], float("-inf"), tl.float32)
+    for g in tl.static_range(GROUPS):
+        inside = tl.where(e // SIZE == g, v, float("-inf"))
+        best = tl.argmax(inside, 0, tie_break_left=True)
+        total = tl.max(inside, 0)
+        if SIZE > 1:
+            total += tl.max(tl.where(e == best, float("-inf"), inside), 0)
+        score = tl.where(group == g, total, score)
+    kept = e < 0
+    for _ in tl.static_range(KEPT):
+        chosen = tl.argmax(score, 0, tie_break_left=True)
+        kept = kept | (e // SIZE == chosen)
+        score = tl.where(group == chosen, float("-inf"), score)
+    return kept
+
+
+@triton.jit(do_not_specialize=["M"])
+def choose_experts(
+    logits,
+    bias,
+    weights,
+    ids,
+    M,
+    scale,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    PARTS: tl.constexpr,
+    TOPK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    GP: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Top experts of row program_id(0): ids ascending, unbiased scores as weights.
+
+    The logit is the sum of PARTS partial ones in order. The largest score + bias win, ties go to the lower id. A NaN
+    never wins before a number, and an id is always one of an expert: a poisoned row reads no foreign memory.
+    """
+    LOWEST: tl.constexpr = -3.0e38
+    m = tl.program_id(0)
+    e = tl.arange(0, EP)
+    real = e < E
+    b = tl.load(bias + e, mask=real, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    z = tl.zeros([EP], tl.float32)
+    for s in tl.static_range(PARTS):
+        z += tl.load(logits + (s * M + m) * E + e, mask=real, other=0.0)
+    if SOFTMAX:
+        z = tl.where(real, z, float("-inf"))
+        grown = tl.exp(z - tl.max(z, 0))
+        score = grown / tl.sum(grown, 0)
+    else:
+        score = 1.0 / (1.0 + tl.exp(-z))
+    v = score + b
+    v = tl.where(v == v, tl.maximum(v, LOWEST), LOWEST)
+    v = tl.where(real, v, float("-inf"))
+    if GROUPS > 1:
+        v = tl.where(_kept_groups(v, e, E, GROUPS, KEPT, GP) | (e >= E), v, LOWEST)
+    slot = tl.zeros([EP], tl.int32)
+    chosen = e < 0
+    for _ in tl.static_range(TOPK):
+        best = tl.argmax(v, 0, tie_break_left=True)
+        slot += (best < e).to(tl.int32)
+        chosen = chosen | (e == best)
+        v = tl.where(e == best, float("-inf"), v)
+    weight = tl.where(chosen, score, 0.0)
+    if NORMALISE:
+        weight = weight / (tl.sum(weight, 0) + 1e-20)
+    tl.store(weights + m * TOPK + slot, weight * scale, mask=chosen)
+    tl.store(ids + m * TOPK + slot, e, mask=chosen)
+
+
+class CudaRouter:
+    """Expert choice of a mixture-of-experts layer.
+
+    Args:
+        weight: ``[E, H]`` on the device; bfloat16 with H a multiple of 64 takes tensor cores. A stored matrix that is
+            not dense is decoded to float32.
+        bias: float32 ``[E]``, added to the scores for the choice only.
+        top_k: experts a row.
+        groups: equal runs of experts, of which the ``top_groups`` best are kept; 1 for no limit.
+        normalise: divide the chosen scores by their sum.
+        scale: factor of the weights.
+        score: ``sigmoid`` or ``softmax``.
+
+    Raises:
+        EngineError: sizes that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | Matrix,
+        bias: Tensor,
+        top_k: int,
+        *,
+        groups: int = 1,
+        top_groups: int = 1,
+        normalise: bool = True,
+        scale: float = 1.0,
+        score: Score = "sigmoid",
+    ) -> None:
+        if not isinstance(weight, Tensor):
+            weight = weight.weight if isinstance(weight, DenseMatrix) else weight.dequantise()
+        experts, width = weight.shape
+        if groups < 1 or experts % groups or not 1 <= top_groups <= groups or top_k > top_groups * (experts // groups):
+            raise EngineError(
+                "the router's sizes do not fit each other",
+                where="router",
+                found=f"top {top_k} of {experts} experts in {groups} groups of which {top_groups} are kept",
+                expected="equal groups, and at least as many experts in the kept ones as are chosen",
+            )
+        self.weight, self.bias = weight.contiguous(), bias.float().contiguous()
+        self.top_k, self.groups, self.top_groups = top_k, groups, top_groups
+        self.normalise, self.scale, self.softmax = normalise, scale, score == "softmax"
+        self.experts, self.width = experts, width
+        self.packed = weight.dtype == torch.bfloat16 and width % SLOT == 0
+        self.slots, self.parts = part_sizes(width) if self.packed else (1, 1)
+
+    def prepared(self) -> dict[str, Tensor]:
+        """The resident tensors."""
+        return {"weight": self.weight, "bias": self.bias}
+
+    @classmethod
+    def from_prepared(cls, tensors: Mapping[str, Tensor], top_k: int, **options: Any) -> Self:
+        """The router whose `prepared` gave ``tensors``; ``options`` as for the constructor."""
+        return cls(tensors["weight"], tensors["bias"], top_k, **options)
+
+    def logits(self, x: Tensor, launch_pdl: bool = True) -> Tensor:
+        """float32 ``[parts, M, E]``, to be added in order."""
+        rows, pdl = x.shape[0], int(launch_pdl)
+        out = torch.empty(self.parts, rows, self.experts, dtype=torch.float32, device=x.device)
+        if self.packed and x.dtype == torch.bfloat16:
+            columns = DECODE_COLUMNS if rows <= DECODE_ROWS else PREFILL_COLUMNS
+            grid = (triton.cdiv(self.experts, 32), self.parts, triton.cdiv(rows, columns))
+            router_partials[grid](
+                self.weight.view(torch.int32),
+                x.view(torch.int32),
+                out,
+                rows,
+                **_partials_meta(self.experts, self.width, columns, pdl),
+            )
+            return out
+        out = out[:1]
+        meta = _plain_meta(self.experts, self.width, pdl)
+        plain_logits[(rows, triton.cdiv(self.experts, meta["BE"]))](self.weight, x, out, **meta)
+        return out
+
+    def __call__(self, x: Tensor, decode: bool = True, launch_pdl: bool = True) -> Routing:
+        """Routing of ``x`` ``[M, H]``.
+
+        ``decode`` changes nothing: decode and prefill rows get the same bits.
+        """
+        x = x.contiguous()
+        ids = torch.empty(x.shape[0], self.top_k, dtype=torch.int32, device=x.device)
+        weights = torch.empty(x.shape[0], self.top_k, dtype=torch.float32, device=x.device)
+        if x.shape[0]:
+            self.choose(self.logits(x, launch_pdl), ids, weights, launch_pdl)
+        return Routing(ids, weights)
+
+    def choose(self, logits: Tensor, ids: Tensor, weights: Tensor, launch_pdl: bool = True) -> None:
+        """Fill ``ids`` and ``weights`` from partial ``logits`` ``[parts, M, E]``."""
+        parts, rows, _ = logits.shape
+        meta = _choice_meta(self, parts, int(launch_pdl))
+        choose_experts[(rows,)](logits, self.bias, weights, ids, rows, self.scale, **meta)
+
+
+def part_sizes(width: int) -> tuple[int, int]:
+    """Slots of 64 k a part, and parts, of a K of ``width``: a property of the shape alone."""
+    slots = math.gcd(width // SLOT, 4)
+    return slots, width // (SLOT * slots)
+
+
+def _partials_meta(experts: int, width: int, columns: int, pdl: int) -> dict[str, Any]:
+    slots = part_sizes(width)[0]
+    options = {"E": experts, "K": width, "NT": columns, "SLOTS": slots, "PDL": pdl}
+    return {**options, "num_warps": WARPS, "launch_pdl": bool(pdl)}
+
+
+def _plain_meta(experts: int, width: int, pdl: int) -> dict[str, Any]:
+    return {"E": experts, "K": width, "BE": 16, "BK": 128, "PDL": pdl, "num_warps": 4, "launch_pdl": bool(pdl)}
+
+
+def _choice_meta(router: CudaRouter, parts: int, pdl: int) -> dict[str, Any]:
+    return {
+        "E": router.experts,
+        "EP": triton.next_power_of_2(router.experts),
+        "PARTS": parts,
+        "TOPK": router.top_k,
+        "GROUPS": router.groups,
+        "KEPT": router.top_groups,
+        "GP": triton.next_power_of_2(router.groups),
+        "NORMALISE": router.normalise,
+        "SOFTMAX": router.softmax,
+        "PDL": pdl,
+        "num_warps": 1,
+        "launch_pdl": bool(pdl),
+    }
+
+
+def compile_cases() -> list[CompileCase]:
+    """GLM-4.7's router, a limited one of 256 experts in 8 groups, and a float32 weight."""
+    pointers = (torch.int32, torch.int32, torch.float32)
+    cases = [
+        CompileCase(
+            f"router partials 160x5120 columns {n}", router_partials, (*pointers, 7), _partials_meta(160, 5120, n, 1)
+        )
+        for n in (DECODE_COLUMNS, PREFILL_COLUMNS)
+    ]
+    plain = (torch.float32, torch.bfloat16, torch.float32)
+    cases.append(CompileCase("router plain 160x5120", plain_logits, plain, _plain_meta(160, 5120, 1)))
+    for experts, groups, kept in ((160, 1, 1), (256, 8, 4)):
+        router = CudaRouter(
+            torch.empty(experts, 5120, dtype=torch.bfloat16), torch.empty(experts), 8, groups=groups, top_groups=kept
+        )
+        args = (torch.float32, torch.float32, torch.float32, torch.int32, 7, 2.5)
+        name = f"choose 8 of {experts} groups {groups}"
+        cases.append(CompileCase(name, choose_experts, args, _choice_meta(router, 20, 1)))
+    return cases
