@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import EngineError
+from dgpp_core.engine.families import family_sizes
 from dgpp_core.engine.program import DecodeProgram, Verified
 from dgpp_core.engine.runner import Step
 from dgpp_core.engine.transfer import upload
@@ -28,18 +29,6 @@ WARM_STEPS = 2
 
 Mark = Callable[[str], None]
 """Called on the host as a step's device work is queued: ``begin`` before its first kernel, ``end`` after its last."""
-
-
-def family_sizes(slots: int) -> list[int]:
-    """Segments of each family for up to ``slots`` requests: powers of two, the numbers halfway, and ``slots`` itself.
-
-    1, 2, 3, 4, 6, 8, 12, 16, 24 ...: less than a third of a step's segments is inert.
-    """
-    sizes, size = {slots}, 1
-    while size < slots:
-        sizes |= {size, size * 3 // 2}
-        size *= 2
-    return sorted(size for size in sizes if size <= slots)
 
 
 class Family:

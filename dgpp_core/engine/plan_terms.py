@@ -12,6 +12,7 @@ from dgpp_core.checkpoint.cuts import cut_shape
 from dgpp_core.checkpoint.headers import STAGING_BYTES
 from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.families import family_sizes
 from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_bytes
 from dgpp_core.formats.resident import COMPUTE_BYTES, Bf16Form, DeviceKind, resident_bytes
 
@@ -27,6 +28,9 @@ CONVERSION_BYTES = 32
 
 DECODING_BYTES = 24
 """The same of decoding one on a CPU: indices of eight bytes, and levels, scales and values in float32."""
+
+GRAPH_BYTES = MIB
+"""A bound on what a captured graph of some hundred launches takes on the device."""
 
 ATTENTION_ROWS = 128
 """Prefill rows that share one attention product: `dgpp_core.layers.paged.CHUNK_ROWS`."""
@@ -148,7 +152,8 @@ def scratch_lines(
     * sampler: token counts and masks, 8 bytes a slot and vocabulary entry.
     * activations: rows x (4 x hidden + 2 x the widest matrix) elements, rows the larger of a prefill chunk and a
       decode step.
-    * attention: see `attention_bytes`.
+    * attention: see `attention_bytes`. A GPU's kernels hold no scores, and what they do hold the activations cover.
+    * decode graphs: what each captured shape keeps (logits, hidden states in float32 and a copy) and its graphs.
     """
     decode_rows = max(_ROW_TILE, geometry.slots * geometry.step_width)
     chunk = chunk_rows(settings, geometry)
@@ -157,8 +162,13 @@ def scratch_lines(
     yield PlanLine("logits", 2 * decode_rows * vocab_size * 4, f"2 x {decode_rows} rows")
     yield PlanLine("sampler", geometry.slots * vocab_size * 8, f"{geometry.slots} slots")
     yield PlanLine("activations", activations, f"{rows} rows")
-    attention = attention_bytes(groups, chunk, geometry, widths)
-    yield PlanLine("attention", attention, f"{min(chunk, ATTENTION_ROWS)} rows over {geometry.context} tokens")
+    if device == "cpu":
+        attention = attention_bytes(groups, chunk, geometry, widths)
+        yield PlanLine("attention", attention, f"{min(chunk, ATTENTION_ROWS)} rows over {geometry.context} tokens")
+    elif settings.decode_graph:
+        sizes = family_sizes(geometry.slots)
+        kept = sum(sizes) * geometry.step_width * 4 * (vocab_size + 2 * widths.hidden)
+        yield PlanLine("decode graphs", 2 * len(sizes) * GRAPH_BYTES + kept, f"2 graphs each of {len(sizes)} shapes")
 
 
 def chunk_rows(settings: EngineSettings, geometry: Geometry) -> int:

@@ -11,8 +11,8 @@ from dgpp_core.engine.geometry import Geometry
 class Registers:
     """Device tensors, int64, one row a slot and one more, row `inert`, for the segments that fill up a decode shape.
 
-    The inert row always reads length 0, token 0 and block table 0, whatever was drafted for it: its rows of state go to block 0, which no request
-    has, and to the window and recurrent state of slot `inert`.
+    The inert row always reads length 0, token 0 and block table 0, whatever was drafted for it: its rows of state go to
+    block 0, which no request has, and to the window and recurrent state of slot `inert`.
 
     Attributes:
         lengths: ``[slots + 1]``, tokens in the state.

@@ -166,6 +166,22 @@ def test_the_familys_own_terms_are_added() -> None:
     assert found.total == plan().total + 12345
 
 
+def test_on_a_gpu_captured_shapes_are_counted_and_attention_holds_no_scores() -> None:
+    def names(**changes: object) -> dict[str, int]:
+        settings = EngineSettings(max_concurrency=6, mtp_depth=5, **changes)  # type: ignore[arg-type]
+        found = make_plan(
+            table=TABLE, groups=PAGED, config=CONFIG, settings=settings, world=1, device_kind="cuda", step_width=2,
+            extra=(), available=ROOMY,
+        )  # fmt: skip
+        return {item.name: item.bytes for item in found.lines}
+
+    captured = names()
+    # Steps of 1, 2, 3, 4 and 6 requests with two rows each keep logits and hidden states; each is two graphs.
+    assert captured["decode graphs"] == 16 * 2 * 4 * (300 + 2 * 64) + 5 * 2 * MIB
+    assert "attention" not in captured
+    assert "decode graphs" not in names(decode_graph=False)
+
+
 def test_headroom() -> None:
     assert headroom_bytes("cpu", 8 * GIB) == 256 * MIB
     assert headroom_bytes("cpu", 100 * GIB) == 2 * GIB

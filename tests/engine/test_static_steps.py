@@ -12,7 +12,8 @@ import torch
 
 from dgpp_core.api import EngineError, StepBatch
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.engine.graphs import MAX_FAMILIES, StaticRunner, family_sizes
+from dgpp_core.engine.families import family_sizes
+from dgpp_core.engine.graphs import MAX_FAMILIES, StaticRunner
 from dgpp_core.engine.operations import Begin, Decode, Operation, Prefill, Release
 from dgpp_core.host.loading import LoadedModel
 from dgpp_core.sampling.params import GREEDY, SamplingParams
