@@ -84,7 +84,7 @@ def expected(up: Matrix, down: Matrix, x: Tensor, ids: Tensor, experts: int, h_d
     out = torch.empty(rows * top_k + rows, hidden, dtype=torch.float64, device=DEVICE)
     entries = torch.cat([ids.flatten(), ids.new_full((rows,), experts)])
     sources = torch.cat([torch.arange(rows * top_k, device=DEVICE) // top_k, torch.arange(rows, device=DEVICE)])
-    for entry in entries.unique().tolist():
+    for entry in torch.unique(entries).tolist():
         places = (entries == entry).nonzero().squeeze(1)
         gate, value = (x[sources[places]].double() @ up.rows(entry * each, each).dequantise().double().T).chunk(2, -1)
         h = (F.silu(gate) * value).to(h_dtype).double()
@@ -257,12 +257,12 @@ def test_router_and_each_row_alone(experts: int, width: int, dtype: torch.dtype)
 def test_choice_is_that_of_the_reference_where_scores_tie(groups: int, kept: int) -> None:
     logits = torch.randint(-3, 3, (128, 160), device=DEVICE, generator=generator(2)).float()
     bias = torch.randint(0, 4, (160,), device=DEVICE, generator=generator(1)).float()
-    options = {"groups": groups, "top_groups": kept}
-    router = CudaRouter(torch.empty(160, 64, dtype=torch.bfloat16, device=DEVICE), bias, 8, **options)
+    weight = torch.empty(160, 64, dtype=torch.bfloat16, device=DEVICE)
+    router = CudaRouter(weight, bias, 8, groups=groups, top_groups=kept)
     ids = torch.empty(128, 8, dtype=torch.int32, device=DEVICE)
     weights = torch.empty(128, 8, device=DEVICE)
     router.choose(logits.unsqueeze(0), ids, weights)
-    reference = Router(torch.eye(160), bias.cpu(), 8, **options)(logits.cpu())
+    reference = Router(torch.eye(160), bias.cpu(), 8, groups=groups, top_groups=kept)(logits.cpu())
     assert torch.equal(ids.cpu(), reference.ids)
     assert torch.allclose(weights.cpu(), reference.weights, rtol=1e-6)
 

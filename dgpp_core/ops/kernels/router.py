@@ -15,17 +15,16 @@ from typing import Any, Self
 import torch
 import triton
 from torch import Tensor
-from triton import language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dgpp_core.api.errors import EngineError
 from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.formats.matrix import Matrix
 from dgpp_core.ops.kernels.cases import CompileCase
 from dgpp_core.ops.kernels.fragments import bf16_pairs, log2, pdl_launch, pdl_wait
+from dgpp_core.ops.kernels.router_choice import choose_experts, plain_logits
 from dgpp_core.ops.router import Routing, Score
 
 SLOT = 64
@@ -96,105 +95,6 @@ def router_partials(
     column = first + gl.arange(0, NT, gl.SliceLayout(0, L))
     live = (expert < E)[:, None] & (column < M)[None, :]
     gl.store(out + (part * M + column)[None, :] * E + expert[:, None], acc, mask=live)
-
-
-@triton.jit
-def plain_logits(wp, xp, out, E: tl.constexpr, K: tl.constexpr, BE: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):
-    """out fp32 ``[M, E]``: BE logits of row program_id(0), fp32 products summed over K in blocks of BK."""
-    m = tl.program_id(0)
-    e = tl.program_id(1) * BE + tl.arange(0, BE)
-    k = tl.arange(0, BK)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    acc = tl.zeros([BE, BK], tl.float32)
-    for base in range(0, K, BK):
-        there = base + k < K
-        x = tl.load(xp + m * K + base + k, mask=there, other=0.0).to(tl.float32)
-        w = tl.load(wp + e[:, None] * K + (base + k)[None, :], mask=(e < E)[:, None] & there[None, :], other=0.0)
-        acc += w.to(tl.float32) * x[None, :]
-    tl.store(out + m * E + e, tl.sum(acc, 1), mask=e < E)
-
-
-@triton.jit
-def _kept_groups(v, e, E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, GP: tl.constexpr):
-    """Which experts are in the KEPT groups with the largest sum of their two best ``v``; ties to the lower group."""
-    SIZE: tl.constexpr = E // GROUPS
-    group = tl.arange(0, GP)
-    score = tl.full([GP], float("-inf"), tl.float32)
-    for g in tl.static_range(GROUPS):
-        inside = tl.where(e // SIZE == g, v, float("-inf"))
-        best = tl.argmax(inside, 0, tie_break_left=True)
-        total = tl.max(inside, 0)
-        if SIZE > 1:
-            total += tl.max(tl.where(e == best, float("-inf"), inside), 0)
-        score = tl.where(group == g, total, score)
-    kept = e < 0
-    for _ in tl.static_range(KEPT):
-        chosen = tl.argmax(score, 0, tie_break_left=True)
-        kept = kept | (e // SIZE == chosen)
-        score = tl.where(group == chosen, float("-inf"), score)
-    return kept
-
-
-@triton.jit(do_not_specialize=["M"])
-def choose_experts(
-    logits,
-    bias,
-    weights,
-    ids,
-    M,
-    scale,
-    E: tl.constexpr,
-    EP: tl.constexpr,
-    PARTS: tl.constexpr,
-    TOPK: tl.constexpr,
-    GROUPS: tl.constexpr,
-    KEPT: tl.constexpr,
-    GP: tl.constexpr,
-    NORMALISE: tl.constexpr,
-    SOFTMAX: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Top experts of row program_id(0): ids ascending, unbiased scores as weights.
-
-    The logit is the sum of PARTS partial ones in order. The largest score + bias win, ties go to the lower id. A NaN
-    never wins before a number, and an id is always one of an expert: a poisoned row reads no foreign memory.
-    """
-    LOWEST: tl.constexpr = -3.0e38
-    m = tl.program_id(0)
-    e = tl.arange(0, EP)
-    real = e < E
-    b = tl.load(bias + e, mask=real, other=0.0)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    z = tl.zeros([EP], tl.float32)
-    for s in tl.static_range(PARTS):
-        z += tl.load(logits + (s * M + m) * E + e, mask=real, other=0.0)
-    if SOFTMAX:
-        z = tl.where(real, z, float("-inf"))
-        grown = tl.exp(z - tl.max(z, 0))
-        score = grown / tl.sum(grown, 0)
-    else:
-        score = 1.0 / (1.0 + tl.exp(-z))
-    v = score + b
-    v = tl.where(v == v, tl.maximum(v, LOWEST), LOWEST)
-    v = tl.where(real, v, float("-inf"))
-    if GROUPS > 1:
-        v = tl.where(_kept_groups(v, e, E, GROUPS, KEPT, GP) | (e >= E), v, LOWEST)
-    slot = tl.zeros([EP], tl.int32)
-    chosen = e < 0
-    for _ in tl.static_range(TOPK):
-        best = tl.argmax(v, 0, tie_break_left=True)
-        slot += (best < e).to(tl.int32)
-        chosen = chosen | (e == best)
-        v = tl.where(e == best, float("-inf"), v)
-    weight = tl.where(chosen, score, 0.0)
-    if NORMALISE:
-        weight = weight / (tl.sum(weight, 0) + 1e-20)
-    tl.store(weights + m * TOPK + slot, weight * scale, mask=chosen)
-    tl.store(ids + m * TOPK + slot, e, mask=chosen)
 
 
 class CudaRouter:

@@ -14,7 +14,7 @@ from dgpp_core.ops.kernels.experts_combine import combine_norm_rows, combine_row
 from dgpp_core.ops.kernels.experts_generic import plain_experts
 from dgpp_core.ops.kernels.experts_grouped import fragment_order
 from dgpp_core.ops.kernels.experts_order import count_picks, place_picks
-from dgpp_core.ops.kernels.router import choose_experts, plain_logits
+from dgpp_core.ops.kernels.router_choice import choose_experts, plain_logits
 from dgpp_core.ops.router import Router, Routing
 
 GENERATOR = torch.Generator().manual_seed(5)
