@@ -1,6 +1,6 @@
 """What a plugin may import: hook specifications, the model contract, errors and the contract version."""
 
-from dgpp_core.api.bindings import Binding, BindingTable, Init
+from dgpp_core.api.bindings import Binding, BindingTable, Init, Stack
 from dgpp_core.api.errors import (
     CheckpointError,
     ConfigError,
@@ -20,6 +20,6 @@ __all__ = [
     "API_VERSION", "DTYPE_BYTES", "ENTRY_POINT_GROUP", "Binding", "BindingTable", "Bus", "CheckpointError",
     "ConfigError", "DgppError", "Dialect", "Drafter", "EngineError", "Hooks", "Init", "Model", "ModelConfig",
     "ModelSpec", "PackagedCheckpoint", "PagedGroup", "PlanError", "PlanTerm", "PluginError", "RecurrentGroup",
-    "RequestError", "Shard", "State", "StateGroup", "StepBatch", "TokenizerError", "Weights", "WindowGroup",
+    "RequestError", "Shard", "Stack", "State", "StateGroup", "StepBatch", "TokenizerError", "Weights", "WindowGroup",
     "for_device", "hookimpl", "hookspec",
 ]  # fmt: skip

@@ -53,6 +53,17 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
         return self.formats == ("F32",)
 
 
+class Stack(msgspec.Struct, frozen=True):
+    """A target whose matrix is ``entries`` of equal size below each other, each used by itself: a layer's experts.
+
+    ``met``: how many of them a row goes through, the shared ones included.
+    """
+
+    target: str
+    entries: int
+    met: int
+
+
 class BindingTable(msgspec.Struct, frozen=True):
     """All bindings of a model, and the checkpoint names it knows and does not need.
 
@@ -61,11 +72,10 @@ class BindingTable(msgspec.Struct, frozen=True):
         ignored: shell-style patterns of checkpoint tensors that are passed over (``*.rotary_emb.inv_freq``).
         shared: pairs (target, target): the second parameter is the first one's data in another resident form
             (a tied output head), so that the plan counts it.
-        stacks: pairs (target, entries): the matrix is so many of equal size below each other, each used by itself
-            (a layer's experts).
+        stacks: the targets that are several matrices used one by one.
     """
 
     tensors: tuple[Binding, ...]
     ignored: tuple[str, ...] = ()
     shared: tuple[tuple[str, str], ...] = ()
-    stacks: tuple[tuple[str, int], ...] = ()
+    stacks: tuple[Stack, ...] = ()

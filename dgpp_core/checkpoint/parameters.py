@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dgpp_core.api.bindings import Binding, BindingTable, Role
+from dgpp_core.api.bindings import Binding, BindingTable, Role, Stack
 from dgpp_core.checkpoint.cuts import cut_shape
 from dgpp_core.formats.resident import Bf16Form, DeviceKind, bf16_matrix_bytes, resident_bytes, stored_bytes
 
@@ -19,12 +19,14 @@ class Parameter(msgspec.Struct, frozen=True):
         bindings: its parts, in order.
         shape: of the values, cut and concatenated.
         entries: matrices of equal size that ``shape`` is a stack of, each used by itself.
+        met: how many of them a row goes through.
         world: the ranks it is cut for.
     """
 
     bindings: tuple[Binding, ...]
     shape: tuple[int, ...]
     entries: int
+    met: int
     world: int
 
     @property
@@ -79,10 +81,11 @@ def parameters(table: BindingTable, world: int) -> dict[str, Parameter]:
     parts: dict[str, list[Binding]] = {}
     for binding in table.tensors:
         parts.setdefault(binding.target, []).append(binding)
-    entries = dict(table.stacks)
+    stacks = {stack.target: stack for stack in table.stacks}
     found = {}
     for target, bindings in parts.items():
         shapes = [cut_shape(binding, world) for binding in bindings]
         shape = shapes[0] if len(shapes) == 1 else (sum(s[0] for s in shapes), *shapes[0][1:])
-        found[target] = Parameter(tuple(bindings), shape, entries.get(target, 1), world)
+        stack = stacks.get(target, Stack(target, 1, 1))
+        found[target] = Parameter(tuple(bindings), shape, stack.entries, stack.met, world)
     return found

@@ -14,7 +14,7 @@ from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.families import family_sizes
 from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_bytes
-from dgpp_core.formats.resident import COMPUTE_BYTES, Bf16Form, DeviceKind, resident_bytes
+from dgpp_core.formats.resident import Bf16Form, DeviceKind, resident_bytes
 
 GIB, MIB = 2**30, 2**20
 
@@ -119,23 +119,27 @@ class Widths(msgspec.Struct, frozen=True):
 
     Attributes:
         hidden: of the residual stream.
-        linear: the most output rows of a matrix that runs over prefill rows (the output head does not).
+        linear: the most values that a prefill row becomes in a product: output rows of a matrix, times those of a
+            stack that the row goes through. The output head does not run over prefill rows.
+        inner: the next fewer.
         query: of a row's queries, all heads together. The plan is not told it and takes the hidden size or the widest
             key/value row, whichever is more.
     """
 
     hidden: int
     linear: int
+    inner: int
     query: int
 
     @classmethod
     def of(cls, table: BindingTable, groups: Sequence[StateGroup], config: ModelConfig, world: int) -> Widths:
         """The widths of a model."""
         vocab = {config.vocab_size, -(-config.vocab_size // world)}
-        rows = [p.matrix_rows for p in parameters(table, world).values() if p.role == "linear" and len(p.shape) >= 2]
+        matrices = [p for p in parameters(table, world).values() if p.role == "linear" and len(p.shape) >= 2]
+        widths = sorted({p.met * p.matrix_rows for p in matrices if p.shape[-2] not in vocab}, reverse=True)
         kept = [group.heads * group.width for group in groups if isinstance(group, PagedGroup | WindowGroup)]
-        linear = max((count for count in rows if count not in vocab), default=config.hidden_size)
-        return cls(config.hidden_size, linear, max([-(-config.hidden_size // world), *kept]))
+        linear, inner = (*widths, config.hidden_size, config.hidden_size)[:2]
+        return cls(config.hidden_size, linear, inner, max([-(-config.hidden_size // world), *kept]))
 
 
 def scratch_lines(
@@ -150,15 +154,19 @@ def scratch_lines(
 
     * logits: two copies (raw and processed) of max(8, slots x step width) rows of float32.
     * sampler: token counts and masks, 8 bytes a slot and vocabulary entry.
-    * activations: rows x (4 x hidden + 2 x the widest matrix) elements, rows the larger of a prefill chunk and a
-      decode step.
+    * activations: rows, the larger of a prefill chunk and a decode step, times the values of a row. cpu: (4 x hidden +
+      2 x the widest product) in float32. cuda: the residual stream and the widest product in float32; the stream's
+      norm, two copies of it and the product before the widest in bfloat16.
     * attention: see `attention_bytes`. A GPU's kernels hold no scores, and what they do hold the activations cover.
     * decode graphs: what each captured shape keeps (logits, hidden states in float32 and a copy) and its graphs.
     """
     decode_rows = max(_ROW_TILE, geometry.slots * geometry.step_width)
     chunk = chunk_rows(settings, geometry)
     rows = max(chunk, decode_rows)
-    activations = rows * (4 * widths.hidden + 2 * widths.linear) * COMPUTE_BYTES[device]
+    each = 4 * (4 * widths.hidden + 2 * widths.linear)
+    if device == "cuda":
+        each = 4 * (widths.hidden + widths.linear) + 2 * (3 * widths.hidden + widths.inner)
+    activations = rows * each
     yield PlanLine("logits", 2 * decode_rows * vocab_size * 4, f"2 x {decode_rows} rows")
     yield PlanLine("sampler", geometry.slots * vocab_size * 8, f"{geometry.slots} slots")
     yield PlanLine("activations", activations, f"{rows} rows")

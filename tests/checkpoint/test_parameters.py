@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from dgpp_core.api import Binding, BindingTable, CheckpointError, ModelSpec
+from dgpp_core.api import Binding, BindingTable, CheckpointError, ModelSpec, Stack
 from dgpp_core.checkpoint.headers import read_headers
 from dgpp_core.checkpoint.loader import CheckpointWeights
 from dgpp_core.checkpoint.parameters import parameters
@@ -66,13 +66,13 @@ def test_what_stays_float32_is_counted_so() -> None:
 def test_entries_of_a_stack_are_packed_one_by_one_on_a_cpu() -> None:
     """40 rows are padded to 64 in each of three entries, and 120 rows at once to 128."""
     whole = table("nvfp4", None, (40, 64))
-    entries = msgspec.structs.replace(whole, stacks=(("t", 3),))
+    entries = msgspec.structs.replace(whole, stacks=(Stack("t", 3, 2),))
     assert parameters(whole, 1)["t"].bytes("cpu") == 128 * 64 * 4
     assert parameters(entries, 1)["t"].bytes("cpu") == 3 * 64 * 64 * 4
     packed = Linear(torch.zeros(40, 64))._product.data  # type: ignore[attr-defined]
     if packed.is_mkldnn:
         assert 3 * torch.ops.mkldnn._nbytes(packed) == 3 * 64 * 64 * 4
-    assert parameters(entries, 1)["t"].matrix_rows == 40
+    assert (parameters(entries, 1)["t"].matrix_rows, parameters(entries, 1)["t"].met) == (40, 2)
     assert parameters(entries, 1)["t"].bytes("cuda") == parameters(whole, 1)["t"].bytes("cuda")
 
 

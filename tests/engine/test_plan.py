@@ -20,6 +20,7 @@ from dgpp_core.api import (
     PlanError,
     PlanTerm,
     RecurrentGroup,
+    Stack,
     StateGroup,
     WindowGroup,
 )
@@ -131,7 +132,7 @@ QUANTISED = BindingTable(
             for half in ("gate", "up")
         ),
     ),
-    stacks=(("gate_up", 40),),
+    stacks=(Stack("gate_up", 40, 5),),
 )
 
 
@@ -153,11 +154,11 @@ def test_a_gpu_keeps_stored_forms() -> None:
     assert line(quantised_plan(bf16_weights="bf12+bf16"), "weights: linear") == packed + 300 * 1024 * 2
 
 
-def test_a_row_meets_one_matrix_of_a_stack_at_a_time() -> None:
-    """The activations are bounded by an expert's 64 rows, not by the 2,560 of the layer's."""
+def test_a_row_meets_a_few_matrices_of_a_stack() -> None:
+    """The activations are bounded by five experts' 64 rows each, not by the 2,560 of the layer's."""
     activations = next(item for item in quantised_plan().lines if item.name == "activations")
     rows = int(activations.note.split()[0])
-    assert activations.bytes == rows * (4 * 64 + 2 * 64) * 2
+    assert activations.bytes == rows * (4 * (64 + 320) + 2 * (3 * 64 + 64))
 
 
 def test_the_familys_own_terms_are_added() -> None:

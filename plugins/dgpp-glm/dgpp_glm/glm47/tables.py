@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dgpp_core.api import Binding, BindingTable, ConfigError, Init, PagedGroup
+from dgpp_core.api import Binding, BindingTable, ConfigError, Init, PagedGroup, Stack
 from dgpp_glm.glm47.config import Glm47Config
 
 DRAFT_EXPERTS = "nvfp4"
@@ -111,8 +111,9 @@ def bindings(c: Glm47Config) -> BindingTable:
         f"{draft}.embed_tokens.weight", f"{draft}.shared_head.head.weight",
     )  # fmt: skip
     mixtures = range(c.first_k_dense_replace, c.num_hidden_layers + 1)
-    stacks = ((f"layers.{i}.experts.{part}", c.n_routed_experts + 1) for i in mixtures for part in ("gate_up", "down"))
-    return BindingTable(tuple(out), ignored, stacks=tuple(stacks))
+    targets = (f"layers.{i}.experts.{part}" for i in mixtures for part in ("gate_up", "down"))
+    stacks = tuple(Stack(target, c.n_routed_experts + 1, c.num_experts_per_tok + 1) for target in targets)
+    return BindingTable(tuple(out), ignored, stacks=stacks)
 
 
 def groups(c: Glm47Config, world: int) -> tuple[PagedGroup, ...]:
