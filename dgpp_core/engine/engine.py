@@ -91,8 +91,11 @@ class Engine:
         return self.registers.drafts
 
     @torch.inference_mode()
-    def use_graphs(self) -> Iterator[str]:
+    def use_graphs(self, *, capture: bool = True) -> Iterator[str]:
         """Run decode steps from static buffers from now on, captured into graphs on CUDA; yields what it works on.
+
+        Args:
+            capture: without it the buffers are used and nothing is captured, to tell one from the other.
 
         Raises:
             EngineError: a shape cannot be captured.
@@ -100,7 +103,8 @@ class Engine:
         # A drafter that recurses goes on for less than a step's width past the verified rows.
         length = self.geometry.context + self.geometry.slack - self.geometry.step_width
         runner = StaticRunner(self.program, self.geometry.slots, [self.depth], length, self.device)
-        yield from runner.capture()
+        if capture and self.device.type == "cuda":
+            yield from runner.capture()
         self.runner = runner
 
     def execute(self, tick: int, operations: Sequence[Operation]) -> StepResult:

@@ -173,9 +173,7 @@ class StaticRunner:
         self.mark: Mark | None = None
 
     def capture(self) -> Iterator[str]:
-        """Capture every family, the largest first so that the others fit into its memory; yields each one's name."""
-        if self._device.type != "cuda":
-            return
+        """On CUDA, capture every family, the largest first so that the others fit into its memory; yields each one's name."""
         pool = torch.cuda.graph_pool_handle()
         for family in sorted(self._families.values(), key=lambda f: -f.segments * f.width):
             yield family.name

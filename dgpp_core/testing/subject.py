@@ -98,7 +98,7 @@ class Subject:
             if self.settings.decode_graph:
                 for _ in engine.use_graphs():
                     pass
-            warm(engine, engine.geometry.context)
+            warm(engine, self.settings.idle_budget or engine.geometry.context)
 
 
 def _available(device: torch.device) -> int:

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from dgpp_core.api import EngineError
+from dgpp_core.checkpoint.synth import synthesise
+from dgpp_core.cli.synth import in_format
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.compiles import CompileCounter
 from dgpp_core.engine.operations import Begin, Decode, Prefill, Release
 from dgpp_core.engine.rehearsal import rehearse, warm
-from dgpp_core.host.loading import LoadedModel
+from dgpp_core.host.loading import LoadedModel, load_plugins
 from dgpp_core.sampling.params import GREEDY, SamplingParams
+from dgpp_core.testing.matrix import Axes, exactness_matrix
 from dgpp_core.testing.world import Reply, World
 
 pytestmark = [
@@ -34,6 +37,13 @@ def world(made: tuple[LoadedModel, Path], depth: int, *, static: bool, lag: int 
     return World.from_checkpoint(*made, settings(depth), lag=lag, device="cuda", static=static)
 
 
+def uncaptured(made: tuple[LoadedModel, Path], depth: int) -> World:
+    """The same buffers and families, their kernels launched one by one."""
+    which = world(made, depth, static=False)
+    assert list(which.engine.use_graphs(capture=False)) == []
+    return which
+
+
 @pytest.fixture(scope="module")
 def made(toy: LoadedModel, toy_checkpoint: Path) -> tuple[LoadedModel, Path]:
     return toy, toy_checkpoint
@@ -48,15 +58,32 @@ def replies(which: World, params: SamplingParams, company: int) -> list[Reply]:
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_graphs_and_eager_steps_give_the_same_tokens(
+def test_captured_and_launched_steps_give_the_same_tokens(
     made: tuple[LoadedModel, Path], depth: int, params: SamplingParams
 ) -> None:
-    """The same families, captured or not: each company fills one exactly, so that both run the same shapes."""
-    graphs, eager = world(made, depth, static=True), world(made, depth, static=False)
-    for company in (1, 2, 3, 4, 6):
+    graphs, eager = world(made, depth, static=True), uncaptured(made, depth)
+    for company in (1, 2, 5, 6):
         found, expected = replies(graphs, params, company), replies(eager, params, company)
         assert [reply.tokens for reply in found] == [reply.tokens for reply in expected]
         assert all(len(reply.tokens) == 40 for reply in found)
+
+
+@pytest.mark.parametrize("form", ["bf16", "nvfp4"])
+def test_glm47_is_exact_with_graphs_drafts_company_and_pipelining(tmp_path: Path, form: str) -> None:
+    """Against each prompt alone, undrafted and without graphs."""
+    pytest.importorskip("dgpp_glm")
+    model = load_plugins(environ={}).model("glm47")
+    raw = in_format(model.spec, model.spec.tiny_config, form)[0]
+    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, tmp_path, seed=4)
+
+    def make(wanted: EngineSettings, lag: int, ranks: int) -> World:
+        oracle = not wanted.mtp and wanted.prefill_budget_tokens == 0 and wanted.prefix_cache_gib == 0.0
+        return World.from_checkpoint(model, tmp_path, wanted, lag=lag, device="cuda", static=not oracle)
+
+    axes = Axes(chunks=(16, 0), depths=(0, 1, 3), lags=(0, 1), company=(0, 2, 5), max_tokens=32)
+    report = exactness_matrix(make, PROMPTS, axes)
+    assert not report.differences, report.differences[:3]
+    assert report.hits
 
 
 def test_a_pipelined_world_gives_the_replies_of_one_that_waits(made: tuple[LoadedModel, Path]) -> None:
