@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -20,13 +21,23 @@ class PagedIndex:
     """
 
     def __init__(self, batch: StepBatch, block_tokens: int) -> None:
-        self.batch = batch
-        segments = torch.arange(len(batch.counts), device=batch.tokens.device)
-        row_segment = torch.repeat_interleave(segments, torch.tensor(batch.counts, device=batch.tokens.device))
-        block = torch.div(batch.positions, block_tokens, rounding_mode="floor")
-        self.block = batch.block_tables[row_segment, block]
-        self.offset = batch.positions - block * block_tokens
-        self.groups = list(_groups(batch, block_tokens))
+        self.batch, self.block_tokens = batch, block_tokens
+
+    @functools.cached_property
+    def block(self) -> Tensor:
+        """int64 ``[R]``, the block of each row."""
+        positions = torch.div(self.batch.positions, self.block_tokens, rounding_mode="floor")
+        return self.batch.block_tables[_row_segments(self.batch), positions]
+
+    @functools.cached_property
+    def offset(self) -> Tensor:
+        """int64 ``[R]``, each row's place in its block."""
+        return self.batch.positions % self.block_tokens
+
+    @functools.cached_property
+    def groups(self) -> list[tuple[slice, Tensor, Tensor]]:
+        """The runs of rows that share one product; see `_groups`."""
+        return list(_groups(self.batch, self.block_tokens))
 
     def write(self, pool: Tensor, rows: Tensor) -> None:
         """Put ``rows`` ``[R, heads, width]`` into one layer's pool ``[blocks, heads, block_tokens, width]``."""
@@ -40,6 +51,15 @@ class PagedIndex:
             queries = q[rows].view(count, -1, *q.shape[1:])
             parts.append(tile_attention(queries, k_pool[blocks], v_pool[blocks], visible, scale).flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _row_segments(batch: StepBatch) -> Tensor:
+    """int64 ``[R]``, the segment of each row; of equal segments without a copy from the host, as a graph needs it."""
+    rows, device = sum(batch.counts), batch.tokens.device
+    if batch.uniform is not None:
+        return torch.div(torch.arange(rows, device=device), batch.uniform, rounding_mode="floor")
+    segments, counts = torch.arange(len(batch.counts), device=device), torch.tensor(batch.counts, device=device)
+    return torch.repeat_interleave(segments, counts, output_size=rows)
 
 
 CHUNK_ROWS = 128

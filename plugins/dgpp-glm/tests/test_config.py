@@ -49,7 +49,7 @@ def test_rotary_constants_may_be_nested() -> None:
         ("model_type", "glm4"), ("vocab_size", 0), ("hidden_size", "128"), ("num_hidden_layers", None),
         ("num_key_value_heads", 3), ("attention_bias", False), ("use_qk_norm", False), ("hidden_act", "gelu"),
         ("tie_word_embeddings", True), ("n_shared_experts", 2), ("num_nextn_predict_layers", 0), ("rms_norm_eps", -1.0),
-        ("first_k_dense_replace", 5), ("n_group", 3), ("topk_group", 2), ("num_experts_per_tok", 17),
+        ("first_k_dense_replace", 4), ("n_group", 3), ("topk_group", 2), ("num_experts_per_tok", 9),
         ("rope_theta", 0), ("partial_rotary_factor", 1.5), ("partial_rotary_factor", 0.1), ("rope_theta", None),
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}), ("routed_scaling_factor", float("inf")),
     ],

@@ -35,9 +35,9 @@ FULL: dict[str, Any] = {
     "pad_token_id": 151329, "dtype": "bfloat16", "quantization_config": QUANTISED["nvfp4"],
 }  # fmt: skip
 TINY: dict[str, Any] = FULL | {
-    "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 4, "first_k_dense_replace": 1,
+    "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 3, "first_k_dense_replace": 1,
     "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 32, "intermediate_size": 256,
-    "moe_intermediate_size": 128, "n_routed_experts": 16, "num_experts_per_tok": 4, "max_position_embeddings": 4096,
+    "moe_intermediate_size": 128, "n_routed_experts": 8, "num_experts_per_tok": 3, "max_position_embeddings": 4096,
     "eos_token_id": [1, 2, 3], "pad_token_id": 0, "quantization_config": None,
 }  # fmt: skip
 SPECS = (
