@@ -1,4 +1,4 @@
-"""Tiny GLM-4.7 on a CUDA device: near the CPU's float32 in every stored format, and replies that do not depend on how."""
+"""Tiny GLM-4.7 on a CUDA device: near the CPU in every stored format, and replies that do not depend on how."""
 
 from pathlib import Path
 
