@@ -16,6 +16,8 @@ from msgspec import NODEFAULT, UNSET, Struct, inspect
 from dgpp_core.api import Hooks
 from dgpp_core.cli.options import CAPACITY, SERVICE
 from dgpp_core.config.settings import IDLE_KEYS, EngineSettings, HttpSettings
+from dgpp_core.formats.resident import bf16_matrix_bytes, stored_bytes
+from dgpp_core.formats.storage import STORAGES, parts
 from dgpp_core.host.contract import REQUIRED_HOOKS
 from dgpp_core.server.requests import ChatRequest, CompletionRequest
 
@@ -64,12 +66,24 @@ def hooks() -> str:
     return _table(("hook", "required", "gives"), rows)
 
 
+def storages() -> str:
+    """Storages of a matrix, their tensors in a checkpoint, and the bits of a weight on a GPU."""
+    side, rows = 8192, []
+    for name in STORAGES:
+        held = parts(name, "matrix.weight", (side, side))
+        tensors = ", ".join(f"`{part.suffix}`" for part in held if part.use == "required")
+        size = bf16_matrix_bytes((side, side)) if name == "dense" else stored_bytes(name, (side, side))
+        rows.append((f"`{name}`", tensors, f"{8 * size / side**2:.2f}"))
+    return _table(("storage", "tensors after the stem", "bits a weight"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "engine-settings": engine_settings,
     "idle-settings": idle_settings,
     "http-settings": http_settings,
     "request-fields": request_fields,
     "hooks": hooks,
+    "storages": storages,
 }
 
 
