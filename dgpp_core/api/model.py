@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
@@ -110,7 +110,9 @@ class Weights(Protocol):
         """
         ...
 
-    def prepared(self, target: str, form: str, make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    def prepared(
+        self, target: str | tuple[str, ...], form: str, make: Callable[[], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
         """A taken parameter in an operation's own form, which the resident image keeps in place of the stored one.
 
         An operation that reorders or recodes a weight calls this instead of ``make``, and holds on to nothing but the
@@ -118,6 +120,7 @@ class Weights(Protocol):
         matrix has then only shapes: its tensors are on torch's ``meta`` device.
 
         Args:
+            target: of the parameter, or of those that the form is made of together.
             form: names the layout; another layout needs another name.
             make: from the stored matrix to the tensors of the form, by name.
         """
@@ -132,12 +135,14 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         dtype: the dtype activations are computed in (float32 on a CPU).
         weights: the checkpoint's parameters.
         bus: this rank's collectives; ``bus.rank`` and ``bus.world`` say which part of each cut tensor it holds.
+        bf16_form: how a GPU keeps the BF16 matrices that decoding streams: as they are, or in 12 bits a weight.
     """
 
     device: torch.device
     dtype: torch.dtype
     weights: Weights
     bus: Bus
+    bf16_form: Literal["bf16", "bf12"] = "bf16"
 
 
 class Model(Protocol):

@@ -56,11 +56,17 @@ class RecordingWeights:
         self._settle(WINDOW)
         return matrix
 
-    def prepared(self, target: str, form: str, make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    def prepared(
+        self, target: str | tuple[str, ...], form: str, make: Callable[[], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
         """See `Weights`."""
         made = self._source.prepared(target, form, make)
-        self._waiting.pop(target, None)
-        self._write(target, PREPARED + form, made)
+        first, *others = _names(target)
+        for name in (first, *others):
+            self._waiting.pop(name, None)
+        self._write(first, PREPARED + form, made)
+        for name in others:
+            self._write(name, PREPARED + form, {})
         return made
 
     def finish(self) -> None:
@@ -137,10 +143,13 @@ class ImageWeights:
         description = self._matrices[target]
         return description.matrix(None if target in self._has_prepared else self._load(target, STORED))
 
-    def prepared(self, target: str, form: str, make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    def prepared(
+        self, target: str | tuple[str, ...], form: str, make: Callable[[], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
         """See `Weights`."""
-        if target in self._has_prepared:
-            return self._load(target, PREPARED + form)
+        names = _names(target)
+        if not self._has_prepared.isdisjoint(names):
+            return self._load(names[0], PREPARED + form)
         return make()
 
     def finish(self) -> None:
@@ -169,3 +178,7 @@ class ImageWeights:
 
 def _size(entry: Entry) -> int:
     return sum(tensor.nbytes for tensor in entry.tensors)
+
+
+def _names(target: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (target,) if isinstance(target, str) else target

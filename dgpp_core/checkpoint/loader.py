@@ -91,7 +91,9 @@ class CheckpointWeights:
         self._count(target)
         return whole
 
-    def prepared(self, target: str, form: str, make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    def prepared(
+        self, target: str | tuple[str, ...], form: str, make: Callable[[], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
         """What ``make`` gives: nothing is kept of it."""
         return make()
 

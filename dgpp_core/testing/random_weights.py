@@ -43,7 +43,9 @@ class RandomWeights:
             return DenseMatrix(torch.cat([self._dense(binding) for binding in bindings]))
         return stack(self._stored(bindings), len(bindings))
 
-    def prepared(self, target: str, form: str, make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    def prepared(
+        self, target: str | tuple[str, ...], form: str, make: Callable[[], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
         """See `Weights`."""
         return make()
 

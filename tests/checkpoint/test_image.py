@@ -276,6 +276,34 @@ def test_code_that_asks_for_other_things_gets_the_checkpoint(
     assert files(world) == set()
 
 
+def test_a_form_may_be_made_of_several_parameters(world: World) -> None:
+    """Neither is then kept as it was stored, and both have shapes only when the image is read."""
+
+    def build(weights: LoadableWeights) -> Made:
+        made = {target: weights.take(target) for target in ("norm", "scale")}
+        matrices = {t: weights.matrix(t) for t in ("qkv", *(s for s in STORAGES if s != "dense"), "down")}
+        for target in matrices.keys() - {"nvfp4", "down"}:
+            made |= {f"{target}.{name}": tensor for name, tensor in matrices[target].tensors().items()}
+        up, down = (matrices[target].tensors()["codes"] for target in ("nvfp4", "down"))
+        made |= weights.prepared(
+            ("nvfp4", "down"), "together", lambda: {"codes": torch.cat([up.view(-1), down.view(-1)])}
+        )
+        weights.finish()
+        return made
+
+    cold = world.start(build)
+    assert equal(cold, world.start(build))
+    assert world.loads == 1
+    reader = ImageReader(world.place.path, CPU)
+    held = {(e.target, e.form): len(e.tensors) for e in reader.directory.entries if e.target in ("nvfp4", "down")}
+    reader.close()
+    assert held == {
+        ("nvfp4", "stored"): 3,  # it had waited too long
+        ("nvfp4", "prepared: together"): 1,
+        ("down", "prepared: together"): 0,
+    }
+
+
 def test_a_form_of_another_name_is_made_anew(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.start()
 
