@@ -46,12 +46,15 @@ def expert_pointers(
 
 @gluon.jit
 def expert_of(ids, a, picks, P: gl.constexpr, W: gl.constexpr, ONE: gl.constexpr):
-    """Of pick a: its expert, whether it is that expert's first pick, the expert's picks in number and by position."""
+    """Of pick a: its expert, whether it is that expert's first pick, the expert's picks in number and by position.
+
+    The ids bypass the first-level cache: it may hold those of an earlier layer, and `decode_down` has not waited.
+    """
     p = gl.arange(0, P, pick_layout(P, W))
-    expert = gl.load(ids + gl.minimum(a, picks - 1))
+    expert = gl.load(ids + gl.minimum(a, picks - 1), cache_modifier=".cg")
     if ONE:
         return expert, a >= 0, a * 0 + 1, p
-    chosen = gl.load(ids + p, mask=p < picks, other=-1) == expert
+    chosen = gl.load(ids + p, mask=p < picks, other=-1, cache_modifier=".cg") == expert
     earlier = gl.sum(gl.where(chosen & (p < a), 1, 0), 0)
     total = gl.sum(gl.where(chosen, 1, 0), 0)
     return expert, earlier == 0, total, gl.where(chosen, p, BEYOND)

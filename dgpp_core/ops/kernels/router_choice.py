@@ -27,6 +27,13 @@ def plain_logits(wp, xp, out, E: tl.constexpr, K: tl.constexpr, BE: tl.constexpr
 
 
 @triton.jit
+def _ordered(v):
+    """int32 in the order of finite float32 ``v``: a warp takes the largest of integers with one instruction."""
+    bits = v.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
 def _kept_groups(v, e, E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, GP: tl.constexpr):
     """Which experts are in the KEPT groups with the largest sum of their two best ``v``; ties to the lower group."""
     SIZE: tl.constexpr = E // GROUPS
@@ -72,6 +79,7 @@ def choose_experts(
     never wins before a number, and an id is always one of an expert: a poisoned row reads no foreign memory.
     """
     LOWEST: tl.constexpr = -3.0e38
+    TAKEN: tl.constexpr = -(2**31)
     m = tl.program_id(0)
     e = tl.arange(0, EP)
     real = e < E
@@ -90,16 +98,16 @@ def choose_experts(
         score = 1.0 / (1.0 + tl.exp(-z))
     v = score + b
     v = tl.where(v == v, tl.maximum(v, LOWEST), LOWEST)
-    v = tl.where(real, v, float("-inf"))
     if GROUPS > 1:
-        v = tl.where(_kept_groups(v, e, E, GROUPS, KEPT, GP) | (e >= E), v, LOWEST)
+        v = tl.where(_kept_groups(tl.where(real, v, float("-inf")), e, E, GROUPS, KEPT, GP), v, LOWEST)
+    rank = tl.where(real, _ordered(v), TAKEN)
     slot = tl.zeros([EP], tl.int32)
     chosen = e < 0
     for _ in tl.static_range(TOPK):
-        best = tl.argmax(v, 0, tie_break_left=True)
+        best = tl.min(tl.where(rank == tl.max(rank, 0), e, EP), 0)
         slot += (best < e).to(tl.int32)
         chosen = chosen | (e == best)
-        v = tl.where(e == best, float("-inf"), v)
+        rank = tl.where(e == best, TAKEN, rank)
     weight = tl.where(chosen, score, 0.0)
     if NORMALISE:
         weight = weight / (tl.sum(weight, 0) + 1e-20)
