@@ -27,9 +27,12 @@ from dgpp_core.ops.rope import RotaryTable
 class RowPlaces(Protocol):
     """What the kernels take from a step's `dgpp_core.layers.paged.PagedIndex`."""
 
-    batch: StepBatch
-    block: Tensor
-    offset: Tensor
+    @property
+    def batch(self) -> StepBatch: ...
+    @property
+    def block(self) -> Tensor: ...
+    @property
+    def offset(self) -> Tensor: ...
 
 
 @lru_cache

@@ -7,9 +7,9 @@ ascending order. Only who merges is left to chance.
 How a row's keys are cut depends on the row's position alone: parts of `TILE` keys, doubled until `PARTS` of them cover
 the position. So a row's bits are the same alone, in a batch of any size, and as a verify row.
 
-A verify step has several consecutive rows a segment. What row r needs of the rows before it in the same step is computed
-again from their projections, with the function that writes them, instead of read back from programs that may not have
-run; each row's key and value are written by the program that attends to them last.
+In a verify step a segment has several consecutive rows. What a row needs of those before it is computed again from
+their projections, with the function that writes them, instead of read back from programs that may not have run; each
+row's key and value are written by the program that takes the row's last part.
 
 Programmatic launch: everything is waited for before the successor is let in, so it may prefetch its weights while this
 kernel runs. Before the wait only positions, block tables and rows of earlier steps are read. They are complete if at
@@ -28,7 +28,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dgpp_core.ops.kernels.cases import TARGETS, CompileCase
-from dgpp_core.ops.kernels.heads import HeadShape, turned_heads
+from dgpp_core.ops.kernels.heads import HeadShape, head_parameters, raw_heads, turned_heads
 
 TILE = 64
 """Keys that one product takes."""
@@ -64,6 +64,14 @@ def _tile(
     blocks = tl.load(table + (first + n) // BLOCK, mask=first + n < end, other=0)
     rows = ((blocks * KV + head) * BLOCK + (first + n) % BLOCK) * WIDTH
     return tl.load(pool + rows[:, None] + d, mask=there, other=0.0)
+
+
+@triton.jit
+def _fetch(pointers):
+    """Ask for the lines of memory at ``pointers``: weights that nobody has read since the last step."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -173,31 +181,49 @@ def decode_attention(
         begin = slot * per_part * TILE
         k = _tile(k_pool, table, head, begin, start, KV, WIDTH, SPAN, BLOCK, TILE)
         v = _tile(v_pool, table, head, begin, start, KV, WIDTH, SPAN, BLOCK, TILE)
-        if PDL:
-            gdc_wait()
-            gdc_launch_dependents()
         d = tl.arange(0, SPAN)[None, :]
         h = tl.arange(0, HEADS)
+        n = tl.arange(0, NEW)[:, None]
+        live = (h < SHARE)[:, None]
+        new = start + n <= position
         width: tl.constexpr = (KV * SHARE + 2 * KV) * WIDTH
         lead = (head * SHARE + h[:, None]) * WIDTH
-        turn = tl.zeros([HEADS, 1], tl.int32) + position * HALF
-        mine = qkv + row * width
-        live = (h < SHARE)[:, None]
-        q = turned_heads(
-            mine + lead, bias + lead, q_norm, cos + turn, sin + turn, live, eps, WIDTH, SPAN, HALF, BIASED, NORMED
-        ).to(k.dtype)
-        n = tl.arange(0, NEW)[:, None]
         lead_k = (KV * SHARE + head) * WIDTH
         lead_v = lead_k + KV * WIDTH
-        turn_k = (start + n) * HALF
-        k_new = turned_heads(
-            mine + (start - position + n) * width + lead_k, bias + lead_k + 0 * n, k_norm, cos + turn_k, sin + turn_k,
-            start + n <= position, eps, WIDTH, SPAN, HALF, BIASED, NORMED,
-        ).to(k.dtype)  # fmt: skip
+        lead_n = lead_k + 0 * n
+        at = 0 * h[:, None] + position * HALF
+        at_n = (start + n) * HALF
         block = tl.load(table + position // BLOCK)
         place = ((block * KV + head) * BLOCK + position % BLOCK) * WIDTH
-        if slot == ((parts - 1) % spread):
-            tl.store(k_pool + place + 0 * n + d, k_new, mask=(start + n == position) & (d < WIDTH))
+        if PDL:
+            piece = tl.minimum(tl.arange(0, SPAN // 16)[None, :] * 16, WIDTH - 1)
+            if BIASED:
+                _fetch(bias + tl.where(live, lead, 0) + piece)
+                _fetch(bias + lead_k + piece)
+                _fetch(bias + lead_v + piece)
+            if NORMED:
+                _fetch(q_norm + piece)
+                _fetch(k_norm + piece)
+            if HALF > 0:
+                _fetch(cos + position * HALF + tl.minimum(piece, HALF - 1))
+                _fetch(sin + position * HALF + tl.minimum(piece, HALF - 1))
+            gdc_wait()
+            gdc_launch_dependents()
+        mine = qkv + row * width
+        lines = mine + (start - position + n) * width
+        raw_q = raw_heads(mine + lead, live, WIDTH, SPAN, HALF)
+        raw_k = raw_heads(lines + lead_k, new, WIDTH, SPAN, HALF)
+        v_new = tl.load(lines + lead_v + d, mask=new & (d < WIDTH), other=0.0)
+        for_q = head_parameters(bias + lead, q_norm, cos + at, sin + at, live, WIDTH, SPAN, HALF, BIASED, NORMED)
+        for_k = head_parameters(bias + lead_n, k_norm, cos + at_n, sin + at_n, new, WIDTH, SPAN, HALF, BIASED, NORMED)
+        q = turned_heads(raw_q, for_q, eps, WIDTH, HALF, BIASED, NORMED).to(k.dtype)
+        k_new = turned_heads(raw_k, for_k, eps, WIDTH, HALF, BIASED, NORMED).to(k.dtype)
+        if BIASED:
+            v_new += tl.load(bias + lead_v + d, mask=d < WIDTH, other=0.0).to(tl.float32)
+        if slot == (parts - 1) % spread:
+            own_line = (start + n == position) & (d < WIDTH)
+            tl.store(k_pool + place + 0 * n + d, k_new, mask=own_line)
+            tl.store(v_pool + place + 0 * n + d, v_new.to(v.dtype), mask=own_line)
         own_score = tl.dot(q, tl.trans(k_new), input_precision="ieee")
         top = tl.full([HEADS], float("-inf"), tl.float32)
         total = tl.zeros([HEADS], tl.float32)
@@ -210,12 +236,10 @@ def decode_attention(
             if first + TILE > start:
                 fresh = (t >= start) & (t <= position)
                 rows = mine + (t - position)[:, None] * width + lead_v + d
-                v_new = tl.load(rows, mask=fresh[:, None] & (d < WIDTH), other=0.0)
+                v_tile = tl.load(rows, mask=fresh[:, None] & (d < WIDTH), other=0.0)
                 if BIASED:
-                    v_new += tl.load(bias + lead_v + d, mask=d < WIDTH, other=0.0).to(tl.float32)
-                v_new = v_new.to(v.dtype)
-                v = tl.where(fresh[:, None], v_new, v)
-                tl.store(v_pool + place + (0 * t)[:, None] + d, v_new, mask=(t == position)[:, None] & (d < WIDTH))
+                    v_tile += tl.load(bias + lead_v + d, mask=d < WIDTH, other=0.0).to(tl.float32)
+                v = tl.where(fresh[:, None], v_tile.to(v.dtype), v)
             score = tl.dot(q, tl.trans(k), input_precision="ieee")
             held = v
             follower = item + 1

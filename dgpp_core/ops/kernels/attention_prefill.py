@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dgpp_core.ops.kernels.cases import TARGETS, CompileCase
-from dgpp_core.ops.kernels.heads import HeadShape, turned_heads
+from dgpp_core.ops.kernels.heads import HeadShape, head_parameters, raw_heads, turned_heads
 
 TILE = 64
 """Keys of one product: part of the order in which a row's sum is formed."""
@@ -75,20 +75,20 @@ def place_rows(
         head = tile * TILE_HEADS + n
         live = head < HEADS
         lead = head * WIDTH
-        q = turned_heads(
-            mine + lead, bias + lead, q_norm, cos + turn, sin + turn, live, eps, WIDTH, SPAN, HALF, BIASED, NORMED
-        )
+        given = head_parameters(bias + lead, q_norm, cos + turn, sin + turn, live, WIDTH, SPAN, HALF, BIASED, NORMED)
+        q = turned_heads(raw_heads(mine + lead, live, WIDTH, SPAN, HALF), given, eps, WIDTH, HALF, BIASED, NORMED)
         spot = q_out + row * (HEADS * WIDTH) + lead + d
         tl.store(spot, q.to(q_out.dtype.element_ty), mask=live & (d < WIDTH))
     else:
         head = (tile - QUERY_TILES) * TILE_HEADS + n
         live = head < KV
         lead = (HEADS + head) * WIDTH
-        k = turned_heads(
-            mine + lead, bias + lead, k_norm, cos + turn, sin + turn, live, eps, WIDTH, SPAN, HALF, BIASED, NORMED
-        )
+        given = head_parameters(bias + lead, k_norm, cos + turn, sin + turn, live, WIDTH, SPAN, HALF, BIASED, NORMED)
+        k = turned_heads(raw_heads(mine + lead, live, WIDTH, SPAN, HALF), given, eps, WIDTH, HALF, BIASED, NORMED)
         lead += KV * WIDTH
-        v = turned_heads(mine + lead, bias + lead, k_norm, cos, sin, live, eps, WIDTH, SPAN, 0, BIASED, False)
+        v = tl.load(mine + lead + d, mask=live & (d < WIDTH), other=0.0)
+        if BIASED:
+            v += tl.load(bias + lead + d, mask=live & (d < WIDTH), other=0.0).to(tl.float32)
         place = ((tl.load(blocks + row) * KV + head) * BLOCK + tl.load(offsets + row)) * WIDTH + d
         tl.store(k_pool + place, k.to(k_pool.dtype.element_ty), mask=live & (d < WIDTH))
         tl.store(v_pool + place, v.to(v_pool.dtype.element_ty), mask=live & (d < WIDTH))

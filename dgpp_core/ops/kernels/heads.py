@@ -50,51 +50,102 @@ class HeadShape(Struct, frozen=True):
 
 
 @triton.jit
-def turned_heads(
-    x,
+def head_parameters(
     bias,
     weight,
     cos,
     sin,
     live,
-    eps,
     WIDTH: tl.constexpr,
     SPAN: tl.constexpr,
     HALF: tl.constexpr,
     BIASED: tl.constexpr,
     NORMED: tl.constexpr,
 ):
-    """One head a line, ``[lines, SPAN]`` float32; zero where ``live`` is false.
+    """What `turned_heads` applies to heads, six tensors; none depends on the step's products.
 
     Args:
-        x: pointers ``[lines, 1]`` to the heads as projected, float32.
-        bias: pointers ``[lines, 1]`` to their biases; read if BIASED.
+        bias: pointers ``[lines, 1]`` to the biases of one head a line; read if BIASED.
         weight: pointer to the norm's ``[WIDTH]``; read if NORMED.
         cos, sin: pointers ``[lines, 1]`` to the ``[HALF]`` angles of each line's position; read if HALF is not 0.
         live: bool ``[lines, 1]``.
         WIDTH: of a head; SPAN is the power of two that holds it.
         HALF: rotated pairs: dimension i < HALF turns with i + HALF, the rest pass.
     """
-    i = tl.arange(0, SPAN)
-    d = i[None, :]
-    there = live & (d < WIDTH)
-    own = tl.load(x + d, mask=there, other=0.0)
+    d = tl.arange(0, SPAN)[None, :]
+    pair, angle = _partners(SPAN, HALF)
+    turning = live & (d < 2 * HALF)
+    b = tl.zeros([1, 1], tl.float32)
+    b_pair = b
+    w = b
+    w_pair = b
+    c = b
+    s = b
     if BIASED:
-        own += tl.load(bias + d, mask=there, other=0.0).to(tl.float32)
+        b = tl.load(bias + d, mask=live & (d < WIDTH), other=0.0).to(tl.float32)
     if NORMED:
-        factor = tl.rsqrt(tl.sum(own * own, 1) / WIDTH + eps)[:, None]
-        own = own * factor * tl.load(weight + d, mask=d < WIDTH, other=0.0).to(tl.float32)
+        w = tl.load(weight + d, mask=d < WIDTH, other=0.0).to(tl.float32)
     if HALF > 0:
-        RUN: tl.constexpr = HALF & -HALF
-        pair = tl.multiple_of(tl.max_contiguous(tl.where(i < HALF, i + HALF, i - HALF), RUN), RUN)[None, :]
-        angle = tl.multiple_of(tl.max_contiguous(tl.where(i < HALF, i, i - HALF), RUN), RUN)[None, :]
-        turning = live & (d < 2 * HALF)
-        other = tl.load(x + pair, mask=turning, other=0.0)
-        if BIASED:
-            other += tl.load(bias + pair, mask=turning, other=0.0).to(tl.float32)
-        if NORMED:
-            other = other * factor * tl.load(weight + pair, mask=d < 2 * HALF, other=0.0).to(tl.float32)
         c = tl.load(cos + angle, mask=turning, other=1.0)
         s = tl.load(sin + angle, mask=turning, other=0.0)
-        own = own * c + tl.where(d < HALF, -other, other) * s
+        s = tl.where(d < HALF, -s, s)
+        if BIASED:
+            b_pair = tl.load(bias + pair, mask=turning, other=0.0).to(tl.float32)
+        if NORMED:
+            w_pair = tl.load(weight + pair, mask=d < 2 * HALF, other=0.0).to(tl.float32)
+    return b, b_pair, w, w_pair, c, s
+
+
+@triton.jit
+def _partners(SPAN: tl.constexpr, HALF: tl.constexpr):
+    """The dimension that each turns with, and the number of its angle, ``[1, SPAN]``; runs of them are contiguous."""
+    i = tl.arange(0, SPAN)
+    if HALF == 0:
+        return i[None, :], i[None, :]
+    RUN: tl.constexpr = HALF & -HALF
+    pair = tl.multiple_of(tl.max_contiguous(tl.where(i < HALF, i + HALF, i - HALF), RUN), RUN)
+    angle = tl.multiple_of(tl.max_contiguous(tl.where(i < HALF, i, i - HALF), RUN), RUN)
+    return pair[None, :], angle[None, :]
+
+
+@triton.jit
+def raw_heads(x, live, WIDTH: tl.constexpr, SPAN: tl.constexpr, HALF: tl.constexpr):
+    """Heads as projected, float32 ``[lines, SPAN]``, and the dimension that each element turns with.
+
+    Args:
+        x: pointers ``[lines, 1]`` to heads of the projections' float32 output.
+        live: bool ``[lines, 1]``; other lines are zero.
+    """
+    d = tl.arange(0, SPAN)[None, :]
+    own = tl.load(x + d, mask=live & (d < WIDTH), other=0.0)
+    if HALF == 0:
+        return own, own
+    pair, _ = _partners(SPAN, HALF)
+    return own, tl.load(x + pair, mask=live & (d < 2 * HALF), other=0.0)
+
+
+@triton.jit
+def turned_heads(
+    raw,
+    parameters,
+    eps,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    BIASED: tl.constexpr,
+    NORMED: tl.constexpr,
+):
+    """`raw_heads` with bias, norm and rotation of `head_parameters`; lines that are not live stay zero."""
+    own, other = raw
+    b, b_pair, w, w_pair, c, s = parameters
+    if BIASED:
+        own += b
+    if NORMED:
+        factor = tl.rsqrt(tl.sum(own * own, 1) / WIDTH + eps)[:, None]
+        own = own * factor * w
+    if HALF > 0:
+        if BIASED:
+            other += b_pair
+        if NORMED:
+            other = other * factor * w_pair
+        own = own * c + other * s
     return own
