@@ -25,6 +25,12 @@ def tile_size(picks: int, experts: int, wgmma: bool) -> int:
     return next((tile for tile in most if picks * 5 <= experts * tile * 4), most[-1])
 
 
+def rows_of_tiles(experts: int, top_k: int, wgmma: bool) -> tuple[int, ...]:
+    """Row counts that between them meet every tile size: what a warm-up has to run."""
+    tiles = TILES if wgmma else TILES[:2]
+    return (1, *(experts * tile * 4 // (5 * top_k) + 1 for tile in tiles[:-1]))
+
+
 def in_fragment_order(x: Tensor) -> Tensor:
     """bfloat16 ``[M, K]`` with k as `grouped_experts` wants it."""
     rows, width = x.shape
@@ -84,7 +90,8 @@ def compile_cases() -> list[CompileCase]:
             for tile in TILES if wgmma else TILES[:2]:
                 for gated, shape in ((True, (2 * width, 5120)), (False, (5120, width))):
                     args = (i32, i32, f32, bf16, bf16 if gated else f32, i32, i32, 7)
-                    name = f"grouped experts {shape[0]}x{shape[1]} tiles of {tile}{' gated' if gated else ''}"
+                    what = f"{shape[0]}x{shape[1]} tiles of {tile}{' gated' if gated else ''}"
+                    name = f"grouped experts {what} {'wgmma' if wgmma else 'mma'}"
                     meta = grouped_meta(shape, 8, gated, tile, wgmma)
                     cases.append(CompileCase(name, grouped_experts, args, meta, targets=(target,)))
     return cases
