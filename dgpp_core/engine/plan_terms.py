@@ -72,14 +72,14 @@ def loading_bytes(table: BindingTable, world: int, device: DeviceKind) -> int:
 
     cpu: a read buffer, and of the largest matrix: its float32 values, a probe of its shape and the probe's packed
     form. Of a stack the whole as it was read; of a quantised one `DECODING_BYTES` a value of a matrix.
-    cuda: a stored stack that an operation reorders, the reordered one, and `CONVERSION_BYTES` a value of the largest
-    matrix that is converted.
+    cuda: two stored stacks, which an operation reorders together, beside what it makes of them; and
+    `CONVERSION_BYTES` a value of the largest matrix that is converted.
     """
     held = parameters(table, world)
     if device == "cuda":
         stacks = max((p.bytes(device) for p in held.values() if p.role == "linear"), default=0)
         converted = (b for p in held.values() for b in p.bindings if b.resident not in ("", b.storage))
-        return stacks + CONVERSION_BYTES * max((math.prod(cut_shape(b, world)) for b in converted), default=0)
+        return 2 * stacks + CONVERSION_BYTES * max((math.prod(cut_shape(b, world)) for b in converted), default=0)
     sources = {source for source, _ in table.shared}
     packed = [p for name, p in held.items() if len(p.shape) >= 2 and (p.role == "linear" or name in sources)]
     return STAGING_BYTES + max(map(_packing_bytes, packed), default=0)
