@@ -10,12 +10,15 @@ from torch import Tensor
 
 from dgpp_core.api.errors import EngineError
 from dgpp_core.formats.matrix import Matrix
-from dgpp_core.ops.kernels.dense_bf12 import dense_bf12
+from dgpp_core.ops.kernels.dense_bf12 import dense_bf12, expand_bf12
 from dgpp_core.ops.kernels.dense_bf16 import dense_bf16
 from dgpp_core.ops.kernels.dense_fp8 import dense_fp8
 from dgpp_core.ops.kernels.dense_nvfp4 import dense_nvfp4
+from dgpp_core.ops.kernels.pack import PackedBf16
+from dgpp_core.ops.kernels.pack_bf12 import PackedBf12
 from dgpp_core.ops.kernels.plain import PRODUCT_META, SMALL_META, fold, gate, plain_product
-from dgpp_core.ops.kernels.plan import Form, Plan, plan
+from dgpp_core.ops.kernels.plan import Form, Plan, plan, prefill_meta
+from dgpp_core.ops.kernels.prefill_dense import prefill_product
 from dgpp_core.ops.kernels.prepare import (
     Bf16Form,
     Packed,
@@ -80,35 +83,44 @@ class CudaLinear:
 
     def partials(self, x: Tensor, decode: bool = True) -> Tensor:
         """float32 ``[S, M, N]``, S fixed by the weight's shape; the product is their sum in order."""
-        splits = self._plan.splits if self._plan else 1
-        out = x.new_empty(splits, x.shape[0], self._width(), dtype=torch.float32)
-        self._into(out, x)
+        if not self._split(decode):
+            return self._whole(x, decode, torch.float32).unsqueeze(0)
+        out = x.new_empty(self._splits, x.shape[0], self.shape[0], dtype=torch.float32)
+        self._into(out, x, decode)
         return out
 
-    def _width(self) -> int:
-        """Columns of the output."""
-        return self.shape[0]
+    @property
+    def _splits(self) -> int:
+        return self._plan.splits if self._plan else 1
 
-    def _whole(self, x: Tensor, decode: bool, dtype: torch.dtype) -> Tensor:
-        if self._plan and self._plan.splits > 1:
+    def _split(self, decode: bool) -> bool:
+        """Whether a product comes in parts."""
+        return decode and self._splits > 1
+
+    def _whole(self, x: Tensor, decode: bool, dtype: torch.dtype, width: int = 0) -> Tensor:
+        """The product in one piece, of ``width`` columns where those are not all."""
+        if self._split(decode):
             return folded(self.partials(x, decode), dtype)
-        out = x.new_empty(x.shape[0], self._width(), dtype=dtype)
-        self._into(out, x)
+        out = x.new_empty(x.shape[0], width or self.shape[0], dtype=dtype)
+        self._into(out, x, decode)
         return out
 
-    def _into(self, out: Tensor, x: Tensor) -> None:
-        """The decode product of ``x`` into ``out``."""
-        rows, columns = self.shape
-        m = x.shape[0]
-        if m == 0:
+    def _into(self, out: Tensor, x: Tensor, decode: bool) -> None:
+        """The product of ``x`` into ``out``, by the kernel of its form and phase."""
+        if not len(x):
             return
         if self._plan is None:
-            grid = (-(-m // PRODUCT_META["ROWS"]), -(-rows // PRODUCT_META["COLUMNS"]))
-            plain_product[grid](*fields_of(self._packed), x.contiguous(), out, m, rows, columns, **PRODUCT_META)
-            return
-        meta = self._plan.meta(rows, columns, wide=m > 8)
-        grid = (-(-m // meta["COLUMNS"]), rows // (16 * meta["R"]), self._plan.splits)
-        _DECODE[self.form][grid](*fields_of(self._packed), words(x), out, m, **meta)
+            plain(self._packed, x, out)
+        elif decode:
+            self._decode(out, x, self._plan)
+        else:
+            prefill(self._packed, x, out)
+
+    def _decode(self, out: Tensor, x: Tensor, cut: Plan) -> None:
+        rows, columns = self.shape
+        meta = cut.meta(rows, columns, wide=len(x) > 8)
+        grid = (-(-len(x) // meta["COLUMNS"]), rows // (16 * meta["R"]), cut.splits)
+        _DECODE[self.form][grid](*fields_of(self._packed), words(x), out, len(x), **meta)
 
 
 class CudaGateUp(CudaLinear):
@@ -117,16 +129,44 @@ class CudaGateUp(CudaLinear):
     def _cut(self) -> Plan | None:
         return None if self.form == "plain" else plan(cast(Form, self.form), *self.shape, gated=True)
 
-    def _width(self) -> int:
-        return self.shape[0] // 2 if self._plan and self._plan.fused else self.shape[0]
-
     def narrow(self, x: Tensor, decode: bool = True) -> Tensor:
         """``[M, K]`` to ``[M, I]`` in the dtype of ``x``, rounded once."""
-        if self._plan and self._plan.fused:
-            return self._whole(x, decode, x.dtype)
+        if decode and self._plan and self._plan.fused:
+            return self._whole(x, decode, x.dtype, self.shape[0] // 2)
         return gated(self.wide(x, decode), x.dtype)
 
     __call__ = narrow
+
+
+def plain(packed: Packed, x: Tensor, out: Tensor) -> None:
+    """The product of a float32 weight of any shape into ``out``."""
+    rows, columns = shape_of(packed)
+    grid = (-(-len(x) // PRODUCT_META["ROWS"]), -(-rows // PRODUCT_META["COLUMNS"]))
+    plain_product[grid](*fields_of(packed), x.contiguous(), out, len(x), rows, columns, **PRODUCT_META)
+
+
+def prefill(packed: Packed, x: Tensor, out: Tensor) -> None:
+    """The product of many rows into ``out``; bf12 is expanded for it into memory that is free afterwards."""
+    if isinstance(packed, PackedBf12):
+        packed = expanded(packed)
+    rows, columns = shape_of(packed)
+    form = cast(Form, form_of(packed))
+    capability = 90 if torch.cuda.get_device_capability(x.device) == (9, 0) else 0
+    meta = prefill_meta(form, rows, columns, len(x), capability)
+    weights, scales, multipliers = (*fields_of(packed), *fields_of(packed)[:1] * 2)[:3]
+    if form == "bf16":
+        weights = weights.view(torch.bfloat16)
+    grid = (-(-len(x) // meta["COLUMNS"]), -(-rows // (16 * meta["W"])))
+    words(x)
+    prefill_product[grid](weights, scales, multipliers, x.contiguous(), out, len(x), **meta)
+
+
+def expanded(packed: PackedBf12) -> PackedBf16:
+    """The same weights as bf16."""
+    rows, columns = shape_of(packed)
+    out = packed.signs.new_empty(rows // 16, columns // 64, 2, 2, 32, 4)
+    expand_bf12[rows // 16, columns // 128](*fields_of(packed), out, K=columns, num_warps=1)
+    return PackedBf16(out)
 
 
 def words(x: Tensor) -> Tensor:

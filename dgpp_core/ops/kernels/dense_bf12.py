@@ -150,8 +150,8 @@ def word_numbers(W: gl.constexpr, R: gl.constexpr):
 
 
 @gluon.jit
-def decode_bf12(signs, codes, base, entries, exceptions, W: gl.constexpr, R: gl.constexpr):
-    """A slot as the first operand ``[W, 16 R, 128]``, exact, k in the order (c, j, h, q, i).
+def words_bf12(signs, codes, base, entries, exceptions, W: gl.constexpr, R: gl.constexpr):
+    """A slot as int32 words of two bf16 each, exact: ``[W, R, 2c, 8g, 4q, 2r, 2jj, 2h, 2jl]``.
 
     Args:
         signs: int32 ``[W, R, 512]``, codes: int32 ``[W, R, 256]``, base: int32 ``[R, 16]``.
@@ -181,7 +181,7 @@ def decode_bf12(signs, codes, base, entries, exceptions, W: gl.constexpr, R: gl.
     entry, _ = gl.broadcast(entry, codes)
     SHAPE: gl.constexpr = [W, R, 2, 8, 4, 2, 2, 2, 2]
     address = gl.full(SHAPE, exceptions.to(gl.int64, bitcast=True), gl.int64, words.type.layout)
-    words = gl.inline_asm_elementwise(
+    return gl.inline_asm_elementwise(
         PATCH,
         PATCH_CONSTRAINTS,
         [words, quadruple(entry, entry, entry, entry), word_numbers(W, R), address],
@@ -189,7 +189,12 @@ def decode_bf12(signs, codes, base, entries, exceptions, W: gl.constexpr, R: gl.
         is_pure=True,
         pack=32,
     )
-    pairs = bf16_pairs(words)  # W R c g q r jj h jl i
+
+
+@gluon.jit
+def decode_bf12(signs, codes, base, entries, exceptions, W: gl.constexpr, R: gl.constexpr):
+    """A slot as the first operand ``[W, 16 R, 128]``, k in the order (c, j, h, q, i)."""
+    pairs = bf16_pairs(words_bf12(signs, codes, base, entries, exceptions, W, R))  # W R c g q r jj h jl i
     return operand_a(pairs.permute([0, 1, 5, 3, 2, 6, 8, 7, 4, 9]), W, R * 16, 128)
 
 
@@ -250,7 +255,26 @@ def dense_bf12(
     finish(out, gl.sum(total, 0), program, split, column, M, N, R, COLUMNS, GATED)
 
 
+@gluon.jit
+def expand_bf12(signs, codes, bases, entries, exceptions, out, K: gl.constexpr):
+    """The same weights as int32 words of `pack_bf16`, a row tile and slot a program of one warp."""
+    tile, slot = gl.program_id(0), gl.program_id(1)
+    sign_pointers = slot_pointers(signs + slot * BYTE_WORDS, tile, K * 4, 0, BYTE_WORDS, 1, 1, 1, False)
+    code_pointers = slot_pointers(codes + slot * CODE_WORDS, tile, K * 2, 0, CODE_WORDS, 1, 1, 1, False)
+    entry_pointers = tile_pointers(entries + slot, tile, K // 128, 0, 1, 1, 1, False)
+    B: gl.constexpr = base_layout(1, 1)
+    row = (tile + gl.arange(0, 1, gl.SliceLayout(1, B)))[:, None] * 16 + gl.arange(0, 16, gl.SliceLayout(0, B))[None, :]
+    words = words_bf12(
+        gl.load(sign_pointers), gl.load(code_pointers), gl.load(bases + row), gl.load(entry_pointers), exceptions, 1, 1
+    )
+    L: gl.constexpr = slot_layout(1, 1, 1024)
+    words = words.permute([0, 1, 2, 5, 6, 3, 4, 8, 7]).reshape([1, 1, 1024])  # W R c r jj g q jl h
+    target = slot_pointers(out + slot * 1024, tile, K * 8, 0, 1024, 1, 1, 1, False)
+    gl.store(target, gl.convert_layout(words, L, assert_trivial=True))
+
+
 def compile_cases() -> list[CompileCase]:
     """The products in bf12 of the served models."""
     arguments = (*[torch.int32] * 6, torch.float32, 5)
-    return [CompileCase(f"dense_bf12 {name}", dense_bf12, arguments, meta) for name, meta in binaries("bf12", SERVED)]
+    cases = [CompileCase(f"dense_bf12 {name}", dense_bf12, arguments, meta) for name, meta in binaries("bf12", SERVED)]
+    return [*cases, CompileCase("expand_bf12 5120", expand_bf12, (*[torch.int32] * 6,), {"K": 5120, "num_warps": 1})]

@@ -187,14 +187,14 @@ def dense_nvfp4(
     scale_pointers = slot_pointers(scale_part, program, K // 4, WARP_K // 4, SCALE_WORDS, W, R, N // 16, GATED)
     first_codes = first_slots(code_pointers, AHEAD, CODE_WORDS, ".cg")
     first_scales = first_slots(scale_pointers, AHEAD, SCALE_WORDS, ".cg")
+    r = gl.arange(0, R * 16, gl.SliceLayout(1, gl.SliceLayout(0, mma_layout(W)))) // 16
+    multiplier = gl.load(multipliers + tile_of(program, r, R, N // 16, GATED))
     pdl_launch(PDL)
     pdl_wait(PDL)
     rows = activation_columns(column, M, W, COLUMNS)
     xs = activation_pointers(x + split * (WARP_K * W // 2), rows, K, WARP_K, W, COLUMNS)
     y = nvfp4_product(code_pointers, scale_pointers, first_codes, first_scales, xs, SLOTS, W, R, COLUMNS, AHEAD)
-    r = gl.arange(0, R * 16, gl.SliceLayout(1, y.type.layout)) // 16
-    y = y * gl.load(multipliers + tile_of(program, r, R, N // 16, GATED))[:, None]
-    finish(out, y, program, split, column, M, N, R, COLUMNS, GATED)
+    finish(out, y * multiplier[:, None], program, split, column, M, N, R, COLUMNS, GATED)
 
 
 def compile_cases() -> list[CompileCase]:

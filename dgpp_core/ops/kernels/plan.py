@@ -20,8 +20,8 @@ _MOST_SLOTS = 32
 """Slots of a warp in a row, unrolled; more take minutes to compile."""
 _PROGRAMS = 440
 _MOST_SPLITS = 8
-_AHEAD: dict[Form, tuple[int, int]] = {"bf16": (2, 2), "bf12": (2, 2), "fp8": (5, 3), "nvfp4": (2, 3)}
-"""Slots in flight of a whole and of a split product."""
+_AHEAD: dict[Form, tuple[int, int]] = {"bf16": (2, 2), "bf12": (2, 2), "fp8": (5, 2), "nvfp4": (3, 2)}
+"""Slots in flight, for up to 8 and for more rows."""
 
 
 class Plan(Struct, frozen=True):
@@ -29,15 +29,17 @@ class Plan(Struct, frozen=True):
 
     Args:
         tiles: row tiles of 16 a program, for up to 8 and for more rows.
-        ahead: slots in flight.
+        ahead: slots in flight, for up to 8 and for more rows.
         fused: gate and up rows meet in one program, whose result is silu(gate) · up.
+        capped: at most 128 registers a thread, so that four programs share an SM and a split product is one wave.
     """
 
     warps: int
     splits: int
     tiles: tuple[int, int]
-    ahead: int
+    ahead: tuple[int, int]
     fused: bool = False
+    capped: bool = False
 
     def meta(self, rows: int, columns: int, wide: bool) -> dict[str, Any]:
         """Compile-time arguments of the kernel. ``wide``: 16 columns a tile, for more than 8 rows."""
@@ -47,13 +49,13 @@ class Plan(Struct, frozen=True):
             "COLUMNS": 16 if wide else 8,
             "W": self.warps,
             "R": self.tiles[wide],
-            "AHEAD": self.ahead,
+            "AHEAD": self.ahead[wide],
             "SPLITS": self.splits,
             "GATED": self.fused,
             "PDL": True,
             "num_warps": self.warps,
             "launch_pdl": True,
-        }
+        } | ({"maxnreg": 128} if self.capped else {})
 
 
 def plan(form: Form, rows: int, columns: int, gated: bool = False) -> Plan | None:
@@ -72,8 +74,10 @@ def plan(form: Form, rows: int, columns: int, gated: bool = False) -> Plan | Non
     each = slots // warps // splits
     if each > _MOST_SLOTS:
         return None
-    ahead = min(_AHEAD[form][splits > 1], each)
-    return Plan(warps, splits, _tiles(form, rows, splits, fused), ahead, fused)
+    ahead = (2, 2) if fused else _AHEAD[form]
+    capped = form in ("fp8", "nvfp4") and not fused
+    tiles = _tiles(form, rows, splits, fused)
+    return Plan(warps, splits, tiles, (min(ahead[0], each), min(ahead[1], each)), fused, capped)
 
 
 def _tiles(form: Form, rows: int, splits: int, fused: bool) -> tuple[int, int]:
@@ -83,7 +87,9 @@ def _tiles(form: Form, rows: int, splits: int, fused: bool) -> tuple[int, int]:
     if form in ("bf12", "fp8"):
         return 1, 1
     pair = 2 if rows % 32 == 0 else 1
-    return (pair, pair) if splits > 1 or form == "nvfp4" else (1, pair)
+    if form == "nvfp4":
+        return pair, pair if splits > 1 else 1
+    return (pair, pair) if splits > 1 else (1, pair)
 
 
 def _splits(tiles: int, slots: int) -> int:
@@ -122,3 +128,22 @@ def binaries(form: Form, shapes: Iterable[tuple[Form, int, int, bool]]) -> Itera
             for wide in (False, True):
                 name = f"{rows}x{columns}{' gated' if cut.fused else ''}, {'more' if wide else '1 to 8'} rows"
                 yield name, cut.meta(rows, columns, wide)
+
+
+def prefill_meta(form: Form, rows: int, columns: int, m: int, capability: int) -> dict[str, Any]:
+    """Compile-time arguments of the prefill product of ``m`` rows.
+
+    The rows of a tile change speed only. FP8 has two accumulators, so half as many.
+    """
+    few, many = (64, 128 if form == "fp8" else 256) if capability == 90 else (32, 64)
+    tile = few if m <= few else many
+    return {
+        "N": rows,
+        "K": columns,
+        "FORM": form,
+        "COLUMNS": tile,
+        "W": 8,
+        "STAGES": 4 if tile == 64 and capability == 90 else 2,
+        "WGMMA": capability == 90,
+        "num_warps": 8,
+    }
