@@ -1,4 +1,4 @@
-"""A reply's ids to what the client sees: reasoning, content, and nothing after a stop string."""
+"""A reply's ids to what the client sees: reasoning, content, tool calls, and nothing after a stop string."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import msgspec
 from dgpp_core.text.decode import Utf8Decoder
 from dgpp_core.text.stops import Scanner
 from dgpp_core.text.tokenizer import Tokenizer
+from dgpp_core.text.tools.events import CallEvent, CallOpened, Event, Text
+from dgpp_core.text.tools.parser import CallParser
 
 LEADING_SPACE = 16
 """White space that a model may write before it opens reasoning, in characters."""
@@ -28,6 +30,9 @@ class Delta(msgspec.Struct, frozen=True):
     kind: Literal["content", "reasoning"]
     text: str
     tokens: tuple[int, ...] = ()
+
+
+Part = Delta | CallEvent
 
 
 class _Phase(Enum):
@@ -70,12 +75,16 @@ class _Ledger:
 
 
 class ReplyParser:
-    """Splits one reply into reasoning and content as its ids arrive.
+    """Splits one reply into reasoning, content and tool calls as its ids arrive.
 
     However the reply is cut into tokens, the concatenated deltas are the same, and markers and stop strings are found
     across any boundary. Markers are found in the text, so it makes no difference whether one is a single id or spelled
     by several. Only a reply that starts with the opening marker (or whose prompt ended in it) has reasoning: later on,
     a marker is text that the model writes about.
+
+    The markers of tool calls are ids, and nothing else: spelled out they are text. A call ends reasoning, wherever it
+    begins; a block that turns out to be none leaves it as it was. Content before and after a call is not searched for a
+    stop string that spans it.
 
     Args:
         reasoning: the markers that open and close reasoning; None takes everything for content.
@@ -83,10 +92,12 @@ class ReplyParser:
         stops: strings that end the content; reasoning is not searched.
         hidden_ids: ids that are shown as nothing (the ones that end a reply), as are special tokens.
         reasoning_in_content: give reasoning out as content, with its markers as the model wrote them.
+        calls: takes the tool calls out; without it their markers are text.
 
     Attributes:
         stopped: a stop string matched; nothing after it is shown, and further pushes return nothing.
-        reasoning_tokens: ids up to and including the one that completes the closing marker.
+        reasoning_tokens: ids up to and including the one that completes the closing marker, or up to the call that ends
+            reasoning.
     """
 
     def __init__(
@@ -98,6 +109,7 @@ class ReplyParser:
         stops: tuple[str, ...] = (),
         hidden_ids: frozenset[int] = frozenset(),
         reasoning_in_content: bool = False,
+        calls: CallParser | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._hidden_ids = hidden_ids
@@ -109,15 +121,27 @@ class ReplyParser:
             self._phase = _Phase.REASONING if in_reasoning else _Phase.OPENING
         self._opening = ""
         self._closer = Scanner((self._markers[1],) if reasoning else ())
+        self._stop_strings = stops
         self._stops = Scanner(stops) if stops else None
+        self._calls = calls
+        self._call_markers = (
+            {} if calls is None else {tokenizer.id_of(name): at for at, name in enumerate(calls.dialect.markers)}
+        )
         self._utf8 = Utf8Decoder()
         self._ledger = _Ledger()
         self._pushed = 0
         self._decoded = 0
+        self._routed = 0
+        self._reasoned = 0
         self.stopped = False
         self.reasoning_tokens = 0
 
-    def push(self, token_id: int) -> tuple[Delta, ...]:
+    @property
+    def call_count(self) -> int:
+        """Tool calls so far."""
+        return 0 if self._calls is None else self._calls.calls
+
+    def push(self, token_id: int) -> tuple[Part, ...]:
         """Take the reply's next id; returns what may be shown now."""
         if self.stopped:
             return ()
@@ -125,19 +149,32 @@ class ReplyParser:
         self._pushed += 1
         if token_id in self._hidden_ids:
             return ()
+        in_block = self._calls is not None and self._calls.inside
         if self._phase is _Phase.REASONING:
+            if not in_block:
+                self._reasoned = self.reasoning_tokens
             self.reasoning_tokens += 1
-        if self._tokenizer.is_special(token_id) and token_id not in self._marker_ids:
+        if (marker := self._call_markers.get(token_id)) is not None:
+            return tuple(self._mark_call(index, marker))
+        if self._tokenizer.is_special(token_id) and token_id not in self._marker_ids and not in_block:
             return ()
         piece = self._tokenizer.token_bytes(token_id)
         text = self._decode(index, piece) if piece else ""
-        return tuple(self._route(text)) if text else ()
+        return tuple(self._pass(text)) if text else ()
 
-    def finish(self) -> tuple[Delta, ...]:
+    def finish(self) -> tuple[Part, ...]:
         """What was held back, when no more ids come; an incomplete character becomes U+FFFD."""
         if self.stopped:
             return ()
-        deltas = self._route(self._utf8.finish())
+        parts = self._pass(self._utf8.finish())
+        if self._calls is not None:
+            parts += self._dispatch(self._calls.finish())
+        deltas: list[Delta] = []
+        self._release(deltas)
+        return (*parts, *deltas)
+
+    def _release(self, deltas: list[Delta]) -> None:
+        """Give out what was held back because more text could have followed."""
         if self._phase is _Phase.REASONING:
             self._reason(self._closer.finish(), deltas)
         if self._phase is _Phase.OPENING:
@@ -145,7 +182,44 @@ class ReplyParser:
             self._show(self._opening, deltas)
         if self._stops is not None and not self.stopped:
             self._emit(self._stops.finish(), deltas)
-        return tuple(deltas)
+
+    def _pass(self, text: str) -> list[Part]:
+        return list(self._route(text)) if self._calls is None else self._dispatch(self._calls.push(text))
+
+    def _mark_call(self, index: int, marker: int) -> list[Part]:
+        """Token ``index`` is a marker of calls: what comes before it is complete, an incomplete character too."""
+        assert self._calls is not None
+        broken = self._utf8.finish()
+        parts = self._pass(broken)
+        start = self._decoded + len(broken)
+        self._decoded = start + len(self._calls.dialect.markers[marker])
+        self._ledger.add(index, start, self._decoded)
+        return parts + self._dispatch(self._calls.mark(marker))
+
+    def _dispatch(self, events: list[Event]) -> list[Part]:
+        parts: list[Part] = []
+        for event in events:
+            if self.stopped:
+                break
+            if isinstance(event, Text):
+                self._ledger.skip(event.start - self._routed)
+                self._routed = event.start + len(event.text)
+                parts += self._route(event.text)
+                continue
+            if isinstance(event, CallOpened):
+                parts += self._before_call()
+            if not self.stopped:
+                parts.append(event)
+        return parts
+
+    def _before_call(self) -> list[Delta]:
+        """Complete the text before a call. A call ends reasoning."""
+        deltas: list[Delta] = []
+        self._release(deltas)
+        if self._phase is _Phase.REASONING:
+            self._phase, self.reasoning_tokens = _Phase.CONTENT, self._reasoned
+        self._stops = Scanner(self._stop_strings) if self._stop_strings else None
+        return deltas
 
     def _decode(self, index: int, piece: bytes) -> str:
         """Text that token ``index`` completes; notes which characters its bytes went into."""

@@ -13,6 +13,8 @@ from dgpp_core.api.spec import Dialect
 from dgpp_core.text.defaults import GenerationDefaults, read_generation_defaults
 from dgpp_core.text.template import ChatTemplate
 from dgpp_core.text.tokenizer import Tokenizer
+from dgpp_core.text.tools.detect import detect_dialect
+from dgpp_core.text.tools.dialect import ToolDialect
 
 USUAL_MARKERS = ("<think>", "</think>")
 USUAL_SWITCHES = ("enable_thinking", "thinking")
@@ -25,6 +27,7 @@ class TextStack(msgspec.Struct, frozen=True):
         template: None where neither checkpoint nor family has one; then there is no chat, only completions.
         reasoning: the texts that open and close reasoning, or None.
         thinking_switches: template variables that change the prompt when they are turned on and off.
+        tools: how the model writes tool calls, or None where it is not known.
     """
 
     tokenizer: Tokenizer
@@ -32,6 +35,7 @@ class TextStack(msgspec.Struct, frozen=True):
     reasoning: tuple[str, str] | None
     defaults: GenerationDefaults
     thinking_switches: tuple[str, ...]
+    tools: ToolDialect | None = None
 
 
 def load_text(
@@ -67,6 +71,7 @@ def load_text(
         reasoning=reasoning,
         defaults=read_generation_defaults(folder, config_eos),
         thinking_switches=tuple(name for name in switches if template is not None and _switches(template, name)),
+        tools=detect_dialect(tokenizer.is_added, template),
     )
 
 

@@ -1,0 +1,115 @@
+"""What a request's tools say about calls: names, keys and the form of each value. Parsers and grammars read this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from dgpp_core.text.tools.kinds import Known, choices_of, types_of
+
+Form = Literal["text", "json", "either"]
+"""How a value stands in a reply: raw text, one JSON text, or whichever of the two it turns out to be."""
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """An argument of a tool.
+
+    Attributes:
+        types: the JSON types that its schema allows; None where nothing is said.
+        choices: all that a string with ``enum`` may be.
+        schema: as the client wrote it; references in it start from the tool's ``parameters``.
+    """
+
+    name: str
+    types: frozenset[str] | None = None
+    choices: tuple[str, ...] | None = None
+    schema: Any = None
+    required: bool = False
+
+    @property
+    def form(self) -> Form:
+        """Strings are raw text and everything else is JSON; a union of both, or an unknown type, may be either."""
+        if self.types is None:
+            return "either"
+        if self.types == {"string"}:
+            return "text"
+        return "either" if "string" in self.types else "json"
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call.
+
+    Attributes:
+        keys: the declared arguments, in the order of the schema.
+        other: what arguments that are not declared look like.
+        open: arguments that are not declared may be written.
+        strict: a call must conform to the schema.
+        namespace: part of the name in dialects that have namespaces.
+        parameters: the schema of the arguments object.
+    """
+
+    name: str
+    keys: tuple[Key, ...] = ()
+    other: Key = Key(name="")
+    open: bool = True
+    strict: bool = False
+    namespace: str = ""
+    parameters: Any = None
+
+    def key(self, name: str) -> Key:
+        """The argument ``name``, declared or not."""
+        return next((key for key in self.keys if key.name == name), self.other)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Arguments that a complete call has."""
+        return tuple(key.name for key in self.keys if key.required)
+
+
+class CallRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Which calls a reply may, or must, have.
+
+    Attributes:
+        tools: what may be called.
+        required: the reply has a call.
+        parallel: it may have more than one.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    required: bool = False
+    parallel: bool = True
+
+    def tool(self, name: str) -> Tool:
+        """The tool ``name``; for one that is not declared, a tool of which nothing is known."""
+        return next((tool for tool in self.tools if tool.name == name), Tool(name=name))
+
+
+def tool_of(name: str, parameters: Any, *, strict: bool = False, namespace: str = "") -> Tool:
+    """The rules of a function from the JSON schema of its arguments, which may be None."""
+    schema: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
+    properties = schema.get("properties")
+    declared: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+    listed = schema.get("required")
+    required = listed if isinstance(listed, list) else []
+    further = schema.get("additionalProperties")
+    known: Known = {}
+    return Tool(
+        name=name,
+        keys=tuple(
+            Key(
+                name=key,
+                types=types_of(part, schema, known),
+                choices=choices_of(part),
+                schema=part,
+                required=key in required,
+            )
+            for key, part in declared.items()
+        ),
+        other=Key(name="", types=types_of(further, schema, known), schema=further),
+        open=further is True or not declared,
+        strict=strict,
+        namespace=namespace,
+        parameters=parameters,
+    )

@@ -1,0 +1,102 @@
+"""Calls as a dialect reads them, turned into events with the JSON text of the arguments."""
+
+from __future__ import annotations
+
+import re
+
+from dgpp_core.text.tools.events import ArgumentsDelta, CallClosed, CallEvent, CallOpened
+from dgpp_core.text.tools.rules import CallRules, Key, Tool
+from dgpp_core.text.tools.values import escape, flagged, string, typed
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Malformed(Exception):  # noqa: N818 - not a fault: the text of a reply is no call
+    """A block cannot become a call any more, whatever follows."""
+
+
+class CallWriter:
+    """Takes the parts of calls in order and makes events of them.
+
+    Raw text is escaped and passed on as it comes; the other values are held until they are complete, because only then
+    it is known whether the text is JSON.
+    """
+
+    def __init__(self, rules: CallRules) -> None:
+        self._rules = rules
+        self._tool = Tool(name="")
+        self._key = Key(name="")
+        self._raw = self._json = False
+        self._seen: set[str] = set()
+        self._held: list[str] = []
+        self._events: list[CallEvent] = []
+        self._pieces: list[str] = []
+        self._taken = self.opened = 0
+
+    def open(self, name: str) -> None:
+        """A call of ``name``.
+
+        Raises:
+            Malformed: that is no name.
+        """
+        if not NAME.fullmatch(name):
+            raise Malformed
+        self._tool = self._rules.tool(name)
+        self._seen = set()
+        self._add(CallOpened(self.opened, name))
+        self.opened += 1
+
+    def key(self, name: str, *, marked: bool | None = None) -> None:
+        """The next argument's name. ``marked`` says that the model has marked the value as a string, or as JSON.
+
+        Raises:
+            Malformed: the call has that argument already.
+        """
+        if name in self._seen:
+            raise Malformed
+        self._pieces.append((", " if self._seen else "{") + string(name) + ": ")
+        self._seen.add(name)
+        self._key = self._tool.key(name)
+        self._raw = self._key.form == "text" if marked is None else marked
+        self._json = marked is False
+        self._held = []
+        if self._raw:
+            self._pieces.append('"')
+
+    def value(self, text: str) -> None:
+        """A piece of the value."""
+        if self._raw:
+            self._pieces.append(escape(text))
+        elif text:
+            self._held.append(text)
+
+    def end_value(self) -> None:
+        """The value is complete."""
+        if self._raw:
+            self._pieces.append('"')
+        else:
+            self._pieces.append((flagged if self._json else typed)("".join(self._held), self._key))
+
+    def close(self) -> None:
+        """The call is complete."""
+        self._pieces.append("}" if self._seen else "{}")
+        self._add(CallClosed(self.opened - 1))
+
+    def take(self) -> list[CallEvent]:
+        """What was written since the last time; pieces of arguments that follow each other are one."""
+        self._flush()
+        events, self._events, self._taken = self._events, [], self.opened
+        return events
+
+    def discard(self) -> None:
+        """Forget what was written since the last `take`."""
+        self._events, self._pieces, self.opened = [], [], self._taken
+
+    def _add(self, event: CallEvent) -> None:
+        self._flush()
+        self._events.append(event)
+
+    def _flush(self) -> None:
+        if text := "".join(self._pieces):
+            self._events.append(ArgumentsDelta(self.opened - 1, text))
+        self._pieces = []
