@@ -122,7 +122,7 @@ def with_floor(name: str, m: int, spent: float, floor: float) -> Result:
     return Result(name, m, spent, floor, floor / spent)
 
 
-def decode(layers: list[Layer], m: int) -> list[Result]:
+def decode(layers: list[Layer], m: int, variants: bool) -> list[Result]:
     """Each kernel by itself, then the layer's chain as the model runs it."""
     x, residual = torch.randn(m, HIDDEN, device=DEVICE).bfloat16(), torch.randn(m, HIDDEN, device=DEVICE)
     routings = [random_routing(m) for _ in range(ROUTINGS)]
@@ -131,14 +131,14 @@ def decode(layers: list[Layer], m: int) -> list[Result]:
     h = torch.randn(total, INNER, device=DEVICE).bfloat16()
     y = torch.empty(total, HIDDEN, device=DEVICE)
     logits = layers[0].router.logits(x)
-    options = experts_module._decode_options(TOP_K, EXPERTS, m, True)
+    options = experts_module._decode_options(TOP_K, EXPERTS, True, m, True)
     programs = m * TOP_K + 1
 
-    def gate_up(i: int) -> None:
+    def gate_up(i: int, fetch: bool = True) -> None:
         weights, ids = layers[i % LAYERS].experts._weights("gate_up"), routings[i % ROUTINGS].ids
         decode_gate_up[(INNER // 16, programs)](
             *weights, x.view(torch.int32), h, ids, m, m * TOP_K,
-            **experts_module._gate_up_options(HIDDEN, INNER), **options,
+            **experts_module._gate_up_options(HIDDEN, INNER), **options, FETCH=fetch,
         )  # fmt: skip
 
     def down(i: int) -> None:
@@ -148,20 +148,25 @@ def decode(layers: list[Layer], m: int) -> list[Result]:
             **experts_module._down_options(HIDDEN, INNER), **options,
         )  # fmt: skip
 
-    def whole(i: int) -> None:
-        layer, routing = layers[i % LAYERS], routings[i % ROUTINGS]
+    def whole(i: int, fetch: bool = True) -> None:
+        layer = layers[i % LAYERS]
         layer.router.choose(layer.router.logits(x), spare.ids, spare.weights)
-        combine_norm(residual, layer.experts(x, routing), routing, layer.norm, 1e-5, torch.bfloat16)
+        gate_up(i, fetch)
+        down(i)
+        norm_only(residual, y, routings[i % ROUTINGS], layer)
 
     spare = random_routing(m)
     size = chosen * EXPERT_BYTES / READ * 1e6
+    floor = size + EXPERTS * HIDDEN * 2 / READ * 1e6
+    plain = timed(lambda i: whole(i, fetch=False), 24) if variants else 0.0
     return [
         Result("router logits", m, timed(lambda i: layers[i % LAYERS].router.logits(x), 24)),
         Result("choice", m, timed(lambda i: layers[0].router.choose(logits, spare.ids, spare.weights), 24)),
         with_floor("gate+up", m, timed(gate_up, 24), size * 2 / 3),
         with_floor("down", m, timed(down, 24), size / 3),
         Result("sum and norm", m, timed(lambda i: norm_only(residual, y, routings[0], layers[0]), 24)),
-        with_floor("layer", m, timed(whole, 24), size + EXPERTS * HIDDEN * 2 / READ * 1e6),
+        with_floor("layer", m, timed(whole, 24), floor),
+        *([with_floor("layer, nothing fetched ahead", m, plain, floor)] if variants else []),
     ]
 
 
@@ -223,13 +228,13 @@ def report(results: list[Result]) -> None:
 @click.command()
 @click.option("--rows", default="1,4,8,16", help="Row counts of decode kernels; empty for none.")
 @click.option("--prefill-rows", default="2048,8192", help="Row counts of prefill products; empty for none.")
-@click.option("--variants", is_flag=True, help="Also time other cuts of the grouped products.")
+@click.option("--variants", is_flag=True, help="Also time other cuts of the products.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
 def main(rows: str, prefill_rows: str, variants: bool, path: Path | None) -> None:
     """Measure router and experts on this GPU."""
     compile_all(MODULES, [10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]])
     layers = [make_layer() for _ in range(LAYERS)]
-    results = [result for m in rows.split(",") if m for result in decode(layers, int(m))]
+    results = [result for m in rows.split(",") if m for result in decode(layers, int(m), variants)]
     results += [result for m in prefill_rows.split(",") if m for result in prefill(layers, int(m), variants)]
     report(results)
     if path:

@@ -7,7 +7,7 @@ else is kept row-major in bfloat16 (`experts_generic`). Which of the two is deci
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 import triton
@@ -32,6 +32,8 @@ _DOWN_TILES = 2
 _REGISTERS = 128
 """Cap of a thread's registers: without it both decode kernels lose 8 to 10 % to lower occupancy."""
 GENERIC_DECODE_TILE, GENERIC_PREFILL_TILE = 16, 64
+Part = Literal["gate_up", "down"]
+PARTS: tuple[Part, Part] = ("gate_up", "down")
 
 
 def fits_fragments(gate_up: Matrix, down: Matrix, entries: int) -> bool:
@@ -63,7 +65,9 @@ class CudaExperts:
         shared: bool = True,
         device: torch.device | str = "cuda",
     ) -> None:
-        self._take(_prepare(gate_up, down, experts + shared, torch.device(device)), experts, shared)
+        entries, where = experts + shared, torch.device(device)
+        up, out = (prepare_part(part, gate_up, down, entries, where) for part in PARTS)
+        self._take(up | out, experts, shared)
 
     @classmethod
     def from_prepared(cls, tensors: Mapping[str, Tensor], *, experts: int, shared: bool = True) -> Self:
@@ -129,7 +133,7 @@ class CudaExperts:
         part, picks = x[first : first + DECODE_ROWS], ids[first : first + DECODE_ROWS]
         h, y = h[first * top_k :], y[first * top_k :]
         rows, shared_row = part.shape[0], ids.numel() - first * top_k + first
-        options = _decode_options(top_k, self.experts, rows, pdl)
+        options = _decode_options(top_k, self.experts, self.shared, rows, pdl)
         programs = rows * top_k + self.shared
         decode_gate_up[(self.inner // 16, programs)](
             *self._weights("gate_up"),
@@ -140,6 +144,7 @@ class CudaExperts:
             shared_row,
             **_gate_up_options(self.hidden, self.inner),
             **options,
+            FETCH=pdl,
         )
         decode_down[(self.hidden // (16 * _DOWN_TILES), programs)](
             *self._weights("down"),
@@ -168,23 +173,27 @@ class CudaExperts:
         experts_generic.run(self._weights("down"), h, y, tables, picks, top_k, False, tile)
 
 
-def _prepare(gate_up: Matrix, down: Matrix, entries: int, device: torch.device) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    fits = fits_fragments(gate_up, down, entries)
-    for which, matrix in (("gate_up", gate_up), ("down", down)):
-        if fits and isinstance(matrix, Nvfp4Matrix):
-            packed = pack_nvfp4(matrix, device, f"experts' {which}")
-            made = {"codes": packed.codes, "scales": packed.scales, "multipliers": packed.multipliers}
-        else:
-            weight, multipliers = experts_generic.row_major(matrix, entries, torch.bfloat16, device)
-            made = {"weight": weight, "multipliers": multipliers}
-        tensors |= {f"{which}_{name}": value for name, value in made.items()}
-    return tensors
+def prepare_part(
+    part: Part, gate_up: Matrix, down: Matrix, entries: int, device: torch.device, name: str = "experts"
+) -> dict[str, Tensor]:
+    """The resident tensors of one of the two stacks; their form is decided by both.
+
+    Args:
+        name: what errors call the layer's experts.
+    """
+    matrix = gate_up if part == "gate_up" else down
+    if fits_fragments(gate_up, down, entries) and isinstance(matrix, Nvfp4Matrix):
+        packed = pack_nvfp4(matrix, device, f"{name}.{part}")
+        made = {"codes": packed.codes, "scales": packed.scales, "multipliers": packed.multipliers}
+    else:
+        weight, multipliers = experts_generic.row_major(matrix, entries, torch.bfloat16, device)
+        made = {"weight": weight, "multipliers": multipliers}
+    return {f"{part}_{field}": value for field, value in made.items()}
 
 
-def _decode_options(top_k: int, experts: int, rows: int, pdl: bool) -> dict[str, Any]:
+def _decode_options(top_k: int, experts: int, shared: bool, rows: int, pdl: bool) -> dict[str, Any]:
     picks = triton.next_power_of_2(max(rows * top_k, 128))
-    options = {"P": picks, "TOPK": top_k, "E": experts, "ONE": rows == 1, "PDL": int(pdl)}
+    options = {"P": picks, "TOPK": top_k, "E": experts, "SHARED": shared, "ONE": rows == 1, "PDL": int(pdl)}
     return {**options, "launch_pdl": pdl, "maxnreg": _REGISTERS}
 
 
@@ -205,11 +214,15 @@ def compile_cases() -> list[CompileCase]:
     cases = []
     for inner in (1536, 384):
         for rows in (1, 16, 32, 64):
-            options = _decode_options(8, 160, rows, True)
+            options = _decode_options(8, 160, True, rows, True)
             name = f"{inner} rows<={rows}" if rows > 1 else f"{inner} row 1"
             up, down = _gate_up_options(5120, inner), _down_options(5120, inner)
             args = (i32, i32, f32, i32, bf16, i32, 7, 56)
-            cases.append(CompileCase(f"experts gate+up 5120x{name}", decode_gate_up, args, {**up, **options}, stack=32))
+            cases.append(
+                CompileCase(
+                    f"experts gate+up 5120x{name}", decode_gate_up, args, {**up, **options, "FETCH": True}, stack=32
+                )
+            )
             args = (i32, i32, f32, i32, f32, i32, 7, 56)
             cases.append(CompileCase(f"experts down 5120x{name}", decode_down, args, {**down, **options}, stack=32))
     return cases

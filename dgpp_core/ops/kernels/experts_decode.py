@@ -1,8 +1,8 @@
 """Routed experts of up to 64 rows: each chosen expert's weights are read once for every eight rows that chose it.
 
-The grid is (column tiles, picks + 1). Program a looks its pick's expert up, leaves when an earlier pick has the same
-one, and otherwise serves all of that expert's picks, eight at a time; the last program serves the shared expert. There
-are no tables, no sort and no atomics. A pick is one column of a product whose K order is fixed, so its bits depend on
+The grid is (column tiles, picks + 1). A program looks its pick's expert up, leaves when an earlier pick has the same
+one, and otherwise serves all of that expert's picks, eight at a time; the first serves the shared expert. There are no
+tables, no sort and no atomics. A pick is one column of a product whose K order is fixed, so its bits depend on
 neither its column nor its companions. Pick m * k + j is expert j of row m; the ids of a row are distinct.
 """
 # mypy: disallow_untyped_defs=False, disallow_untyped_decorators=False, disallow_untyped_calls=False
@@ -42,6 +42,33 @@ def expert_pointers(
     codes = slot_pointers(wp, program, K * 2, K * 2 // W, CODE_WORDS, W, R, TILES, GATED)
     scales = slot_pointers(sp, program, K // 4, K // 4 // W, SCALE_WORDS, W, R, TILES, GATED)
     return codes, scales
+
+
+@gluon.constexpr_function
+def lines_of(words):
+    """Lines of 128 bytes, and the power of two that holds as many."""
+    lines = (words + 31) // 32
+    return lines, 1 << (lines - 1).bit_length()
+
+
+@gluon.jit
+def fetch(words, WORDS: gl.constexpr, W: gl.constexpr):
+    """Ask for WORDS consecutive words to be brought into the second-level cache."""
+    LINES: gl.constexpr = lines_of(WORDS)
+    line = gl.minimum(gl.arange(0, LINES[1], gl.BlockedLayout([1], [32], [W], [0])), LINES[0] - 1)
+    address = (words + line * 32).to(gl.int64, bitcast=True)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def served_pick(picks, SHARED: gl.constexpr):
+    """The pick that this program looks up; ``picks`` for the shared expert, whose programs come first."""
+    a = gl.program_id(1)
+    if SHARED:
+        a = gl.where(a == 0, picks, a - 1)
+    return a
 
 
 @gluon.jit
@@ -89,20 +116,31 @@ def decode_gate_up(
     P: gl.constexpr,
     TOPK: gl.constexpr,
     E: gl.constexpr,
+    SHARED: gl.constexpr,
     K: gl.constexpr,
     I: gl.constexpr,  # noqa: E741
     W: gl.constexpr,
     D: gl.constexpr,
     ONE: gl.constexpr,
     PDL: gl.constexpr,
+    FETCH: gl.constexpr,
 ):
-    """h[row] = silu(gate x) * up x, bf16, of one tile of 16 channels; x is read behind the wait."""
+    """h[row] = silu(gate x) * up x, bf16, of one tile of 16 channels.
+
+    The shared expert needs no routing: its weights are fetched while the kernel before this one still chooses.
+    """
     t = gl.program_id(0)
-    a = gl.program_id(1)
     KW: gl.constexpr = K // W
     LN: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, activation_layout(W, COLUMNS)))
     picks = M * TOPK
+    a = served_pick(picks, SHARED)
     codes, scales = expert_pointers(wp, sp, t, K, W, 2, I // 8, True)
+    if FETCH and SHARED:  # noqa: SIM102 - the compiler knows these two, the next only the program
+        if a == picks:
+            for r in gl.static_range(2):
+                tile = E * (I // 8) + r * (I // 16) + t
+                fetch(wp + tile.to(gl.int64) * (K * 2), K * 2, W)
+                fetch(sp + tile.to(gl.int64) * (K // 4), K // 4, W)
     pdl_wait(PDL)
     pdl_launch(PDL)
     expert, first, count, mine = expert_of(ids, a, picks, P, W, ONE)
@@ -146,6 +184,7 @@ def decode_down(
     P: gl.constexpr,
     TOPK: gl.constexpr,
     E: gl.constexpr,
+    SHARED: gl.constexpr,
     N: gl.constexpr,
     K: gl.constexpr,
     W: gl.constexpr,
@@ -159,10 +198,10 @@ def decode_down(
     The ids are read before the wait: the kernel before this one waited for them before it let this one start.
     """
     t = gl.program_id(0)
-    a = gl.program_id(1)
     KW: gl.constexpr = K // W
     LN: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, activation_layout(W, COLUMNS)))
     picks = M * TOPK
+    a = served_pick(picks, SHARED)
     codes, scales = expert_pointers(wp, sp, t, K, W, R, N // 16, False)
     pdl_launch(PDL)
     expert, first, count, mine = expert_of(ids, a, picks, P, W, ONE)
