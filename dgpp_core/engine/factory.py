@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 from typing import Protocol
 
 import msgspec
@@ -46,6 +47,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     groups: tuple[StateGroup, ...]
     geometry: Geometry
     world: int = 1
+    bf16_form: Literal["bf16", "bf12"] = "bf16"
 
 
 def prepare(
@@ -82,7 +84,8 @@ def prepare_config(
     groups = for_device(model.groups(config, world), device_kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
     require_room(geometry, config)
-    return Prepared(model, config, entries or {}, groups, geometry, world)
+    form: Literal["bf16", "bf12"] = "bf16" if settings.bf16_weights == "checkpoint" else "bf12"
+    return Prepared(model, config, entries or {}, groups, geometry, world, form)
 
 
 def pick_device(name: str) -> torch.device:
@@ -173,7 +176,7 @@ def _models(
         )
 
     def build(source: ClosableWeights) -> tuple[Model, Drafter | None]:
-        shard = Shard(device=device, dtype=part.dtype, weights=source, bus=bus)
+        shard = Shard(device=device, dtype=part.dtype, weights=source, bus=bus, bf16_form=prepared.bf16_form)
         target = model.build(config, shard)
         drafter = model.drafter(config, shard, target) if model.spec.draft_depth else None
         source.finish()

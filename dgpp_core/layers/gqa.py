@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -40,6 +43,15 @@ class GroupedQueryAttention:
         self.heads, self.kv_heads, self.width, self.scale = heads, kv_heads, width, scale
         self.bias, self.q_norm, self.k_norm, self.eps, self.rope = bias, q_norm, k_norm, eps, rope
 
+    @functools.cached_property
+    def _on_gpu(self) -> Callable[[Tensor, PagedIndex, Tensor, Tensor, torch.dtype], Tensor]:
+        from dgpp_core.ops.kernels.attention import CudaGqa
+
+        return CudaGqa(
+            self.heads, self.kv_heads, self.width, self.scale,
+            bias=self.bias, q_norm=self.q_norm, k_norm=self.k_norm, eps=self.eps, rope=self.rope,
+        )  # fmt: skip
+
     def __call__(self, qkv: Tensor, index: PagedIndex, k_pool: Tensor, v_pool: Tensor, dtype: torch.dtype) -> Tensor:
         """Attend causally to each request's rows, the step's own included.
 
@@ -51,6 +63,8 @@ class GroupedQueryAttention:
         Returns:
             ``[R, heads * width]``.
         """
+        if k_pool.is_cuda:
+            return self._on_gpu(qkv, index, k_pool, v_pool, dtype)
         if self.bias is not None:
             qkv = qkv + self.bias
         parts = qkv.view(len(qkv), -1, self.width)

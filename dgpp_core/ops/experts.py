@@ -6,14 +6,26 @@ rows nor on the order in which experts ran.
 
 from __future__ import annotations
 
+import functools
+from typing import Protocol, Self
+
 import torch
 from torch import Tensor
 
+from dgpp_core.api.model import Shard
 from dgpp_core.formats.matrix import Matrix
-from dgpp_core.ops.linear import Linear
+from dgpp_core.ops.linear import Linear, device_of
 from dgpp_core.ops.mlp import GateUp
 from dgpp_core.ops.residual import residual_norm
 from dgpp_core.ops.router import Routing
+
+
+class ExpertProducts(Protocol):
+    """All experts of a layer on some device."""
+
+    def __call__(self, x: Tensor, routing: Routing, decode: bool = True) -> Tensor:
+        """See `Experts`."""
+        ...
 
 
 class Experts:
@@ -24,15 +36,34 @@ class Experts:
         down: ``[entries * H, I]``.
         experts: routed experts; the entries are these and the shared one.
         shared: whether there is a shared expert.
+        products: ready for the weights; by default made of them.
     """
 
-    def __init__(self, gate_up: Matrix, down: Matrix, *, experts: int, shared: bool = True) -> None:
-        self.experts, self.shared = experts, shared
-        entries = experts + shared
-        up_rows, down_rows = gate_up.shape[0] // entries, down.shape[0] // entries
-        self._hidden = down_rows
-        self._gate_up = [GateUp(gate_up.rows(e * up_rows, up_rows)) for e in range(entries)]
-        self._down = [Linear(down.rows(e * down_rows, down_rows)) for e in range(entries)]
+    def __init__(
+        self,
+        gate_up: Matrix,
+        down: Matrix,
+        *,
+        experts: int,
+        shared: bool = True,
+        products: ExpertProducts | None = None,
+    ) -> None:
+        self._products = products or _make(gate_up, down, experts, shared)
+
+    @classmethod
+    def load(cls, shard: Shard, target: str, *, experts: int, shared: bool = True) -> Self:
+        """The experts of ``target``.gate_up and .down; a GPU's form of them is kept in the resident image."""
+        gate_up, down = shard.weights.matrix(f"{target}.gate_up"), shard.weights.matrix(f"{target}.down")
+        if shard.device.type == "cpu":
+            return cls(gate_up, down, experts=experts, shared=shared)
+        from dgpp_core.ops.kernels.experts import PARTS, CudaExperts, prepare_part
+
+        tensors: dict[str, Tensor] = {}
+        for part in PARTS:
+            make = functools.partial(prepare_part, part, gate_up, down, experts + shared, shard.device, target)
+            tensors |= shard.weights.prepared(f"{target}.{part}", "experts", make)
+        products = CudaExperts.from_prepared(tensors, experts=experts, shared=shared)
+        return cls(gate_up, down, experts=experts, shared=shared, products=products)
 
     def __call__(self, x: Tensor, routing: Routing, decode: bool = True) -> Tensor:
         """What each expert gives for each of its rows, unweighted.
@@ -45,6 +76,21 @@ class Experts:
             float32 ``[M * k + M, H]``: row ``m * k + j`` is ``f(x[m])`` of expert ``routing.ids[m, j]``, row
             ``M * k + m`` that of the shared expert; without one ``[M * k, H]``.
         """
+        return self._products(x, routing, decode)
+
+
+class ExpertLoop:
+    """One expert after the other, each over the rows that chose it."""
+
+    def __init__(self, gate_up: Matrix, down: Matrix, experts: int, shared: bool) -> None:
+        self.experts, self.shared = experts, shared
+        entries = experts + shared
+        up_rows, down_rows = gate_up.shape[0] // entries, down.shape[0] // entries
+        self._hidden = down_rows
+        self._gate_up = [GateUp(gate_up.rows(e * up_rows, up_rows)) for e in range(entries)]
+        self._down = [Linear(down.rows(e * down_rows, down_rows)) for e in range(entries)]
+
+    def __call__(self, x: Tensor, routing: Routing, decode: bool = True) -> Tensor:
         rows, top_k = routing.ids.shape
         out = torch.empty(rows * top_k + rows * self.shared, self._hidden, dtype=torch.float32, device=x.device)
         picks = routing.ids.flatten()
@@ -59,8 +105,20 @@ class Experts:
         return self._down[entry].wide(self._gate_up[entry](x, decode), decode)
 
 
+def _make(gate_up: Matrix, down: Matrix, experts: int, shared: bool) -> ExpertProducts:
+    if (device := device_of(gate_up)).type == "cpu":
+        return ExpertLoop(gate_up, down, experts, shared)
+    from dgpp_core.ops.kernels.experts import CudaExperts
+
+    return CudaExperts(gate_up, down, experts=experts, shared=shared, device=device)
+
+
 def combine(contributions: Tensor, routing: Routing) -> Tensor:
     """float32 ``[M, H]``: the weighted contributions of `Experts` in ascending expert id, the shared one last."""
+    if contributions.is_cuda:
+        from dgpp_core.ops.kernels import experts_combine
+
+        return experts_combine.combine(contributions, routing)
     rows, top_k = routing.ids.shape
     routed = contributions[: rows * top_k].view(rows, top_k, -1)
     total = routing.weights[:, :1] * routed[:, 0]
@@ -73,4 +131,8 @@ def combine_norm(
     residual: Tensor, contributions: Tensor, routing: Routing, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> Tensor:
     """`combine` added to ``residual`` and its norm, as `dgpp_core.ops.residual.residual_norm`."""
+    if residual.is_cuda:
+        from dgpp_core.ops.kernels import experts_combine
+
+        return experts_combine.combine_norm(residual, contributions, routing, weight, eps, dtype)
     return residual_norm(residual, combine(contributions, routing).unsqueeze(0), weight, eps, dtype)

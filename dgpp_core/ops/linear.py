@@ -4,18 +4,20 @@ A BLAS picks its algorithm by the number of rows, so the same row gives other bi
 weight is therefore packed once for oneDNN, whose blocked kernel walks the reduction in one order for every row count
 (verified for the weight's shape before it is trusted), and rows are padded to a multiple of `ROW_TILE`. Where that
 kernel is missing or fails the check, rows go through the ordinary product one by one: slow, and the same call for
-every row.
+every row. On a GPU the products are `dgpp_core.ops.kernels.dense`.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dgpp_core.api.model import Shard
 from dgpp_core.formats.matrix import Matrix
 
 ROW_TILE = 8
@@ -92,26 +94,6 @@ class RowWeight(WholeProduct):
         return torch.cat([F.linear(row.clone().unsqueeze(0), self.data) for row in x])
 
 
-class PlainWeight(WholeProduct):
-    """A CUDA device's ordinary product; no promise about a row's bits."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.data = weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.data.float())
-
-    def narrow(self, x: Tensor, decode: bool) -> Tensor:
-        """See `Product`."""
-        return F.linear(x, self.data) if x.dtype == self.data.dtype else super().narrow(x, decode)
-
-    def wide(self, x: Tensor, decode: bool) -> Tensor:
-        """See `Product`."""
-        if x.dtype == self.data.dtype == torch.bfloat16:
-            return torch.mm(x, self.data.T, out_dtype=torch.float32)
-        return super().wide(x, decode)
-
-
 def rows_agree(product: PackedWeight | RowWeight, columns: int) -> bool:
     """Whether each row of a product has the same bits in every row count and position tried."""
     x = torch.randn(_PROBE_ROWS[-1], columns, generator=torch.Generator().manual_seed(1))
@@ -130,20 +112,31 @@ def packing_is_exact(rows: int, columns: int) -> bool:
         return False
 
 
-def dense(weight: Tensor | Matrix) -> Tensor:
-    """``[N, K]`` as a tensor: float32 on a CPU; elsewhere a tensor as it is and a stored matrix in bfloat16."""
-    values = weight if isinstance(weight, Tensor) else weight.dequantise()
-    if values.device.type == "cpu":
-        return values.float()
-    return values if isinstance(weight, Tensor) else values.to(torch.bfloat16)
+def device_of(weight: Tensor | Matrix) -> torch.device:
+    """Where a weight is."""
+    return weight.device if isinstance(weight, Tensor) else next(iter(weight.tensors().values())).device
 
 
 def make_product(weight: Tensor | Matrix) -> Product:
     """The product for a weight: by its device, and on a GPU by its format."""
-    values = dense(weight)
-    if values.device.type != "cpu":
-        return PlainWeight(values)
+    if (device := device_of(weight)).type != "cpu":
+        from dgpp_core.ops.kernels.dense import CudaLinear
+
+        return CudaLinear(weight, device)
+    values = (weight if isinstance(weight, Tensor) else weight.dequantise()).float()
     return PackedWeight(values) if packing_is_exact(*values.shape) else RowWeight(values)
+
+
+def load_product(shard: Shard, target: str, matrix: Matrix) -> Product:
+    """The product for the checkpoint's matrix ``target``; a GPU's form of it is kept in the resident image."""
+    if shard.device.type == "cpu":
+        return make_product(matrix)
+    from dgpp_core.ops.kernels.dense import CudaLinear
+
+    def make() -> Mapping[str, Tensor]:
+        return CudaLinear(matrix, shard.device, target, shard.bf16_form).prepared()
+
+    return CudaLinear.from_prepared(shard.weights.prepared(target, f"product {shard.bf16_form}", make))
 
 
 class Linear:
@@ -152,11 +145,18 @@ class Linear:
     Args:
         weight: ``[N, K]``, a tensor or a matrix in stored form; on a CPU it is computed with in float32, and freed by
             the caller once packed.
+        product: ready for the weight; by default made of it.
     """
 
-    def __init__(self, weight: Tensor | Matrix) -> None:
+    def __init__(self, weight: Tensor | Matrix, product: Product | None = None) -> None:
         self.shape = (weight.shape[0], weight.shape[1])
-        self._product = make_product(weight)
+        self._product = product or make_product(weight)
+
+    @classmethod
+    def load(cls, shard: Shard, target: str) -> Self:
+        """The linear layer of the checkpoint's matrix ``target``."""
+        matrix = shard.weights.matrix(target)
+        return cls(matrix, load_product(shard, target, matrix))
 
     def __call__(self, x: Tensor, decode: bool = True) -> Tensor:
         """``[M, K]`` to ``[M, N]`` in the dtype of ``x``; ``decode`` as in `Product`."""

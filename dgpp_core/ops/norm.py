@@ -13,6 +13,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
         dtype: of the result, rounded once. None keeps that of ``x`` and rounds as Hugging Face models do: before the
             product with ``weight`` as well as after it.
     """
+    if x.is_cuda and dtype is not None:
+        from dgpp_core.ops.kernels import norms
+
+        return norms.rms_norm(x, weight, eps, dtype)
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight if dtype is None else (normed * weight.float()).to(dtype)

@@ -21,6 +21,10 @@ def residual_norm(residual: Tensor, parts: Tensor, weight: Tensor, eps: float, d
     Returns:
         ``[M, H]``, the RMS norm of the new residual times ``weight``, rounded once.
     """
+    if residual.is_cuda:
+        from dgpp_core.ops.kernels import norms
+
+        return norms.residual_norm(residual, parts, weight, eps, dtype)
     for part in parts:
         residual += part
     return rms_norm(residual, weight, eps, dtype)
@@ -28,5 +32,9 @@ def residual_norm(residual: Tensor, parts: Tensor, weight: Tensor, eps: float, d
 
 def embed_norm(table: Tensor, tokens: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The stream's beginning: float32 ``[M, H]`` rows of ``table`` for int64 ``[M]`` ids, and their norm as above."""
+    if table.is_cuda:
+        from dgpp_core.ops.kernels import embedding
+
+        return embedding.embed_norm(table, tokens, weight, eps, dtype)
     residual = F.embedding(tokens, table).float()
     return residual, rms_norm(residual, weight, eps, dtype)

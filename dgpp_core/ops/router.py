@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from dgpp_core.formats.matrix import Matrix
 from dgpp_core.ops.activation import sigmoid
-from dgpp_core.ops.linear import Linear
+from dgpp_core.ops.linear import Linear, device_of
 
 Score = Literal["sigmoid", "softmax"]
 
@@ -54,12 +55,38 @@ class Router:
         scale: float = 1.0,
         score: Score = "sigmoid",
     ) -> None:
+        self.top_k, self._choose = (
+            top_k,
+            _router_class(weight)(
+                weight, bias, top_k, groups=groups, top_groups=top_groups, normalise=normalise, scale=scale, score=score
+            ),
+        )
+
+    def __call__(self, x: Tensor, decode: bool = True) -> Routing:
+        """Routing of ``[M, H]`` rows; product and scores in float32."""
+        return self._choose(x, decode)
+
+
+class ReferenceRouter:
+    """Sorts; see `Router`."""
+
+    def __init__(
+        self,
+        weight: Tensor | Matrix,
+        bias: Tensor,
+        top_k: int,
+        *,
+        groups: int,
+        top_groups: int,
+        normalise: bool,
+        scale: float,
+        score: Score,
+    ) -> None:
         self._linear, self._bias, self.top_k = Linear(weight), bias, top_k
         self._groups, self._top_groups = groups, top_groups
         self._normalise, self._scale, self._score = normalise, scale, score
 
     def __call__(self, x: Tensor, decode: bool = True) -> Routing:
-        """Routing of ``[M, H]`` rows; product and scores in float32."""
         logits = self._linear.wide(x.float(), decode)
         scores = sigmoid(logits) if self._score == "sigmoid" else torch.softmax(logits, -1)
         chosen = best(self._eligible(scores + self._bias.float()), self.top_k).sort(-1).values
@@ -76,6 +103,14 @@ class Router:
         kept = best(_row_sum(strength).squeeze(-1), self._top_groups)
         mask = torch.zeros_like(runs[..., 0], dtype=torch.bool).scatter_(1, kept, True)
         return runs.masked_fill(~mask.unsqueeze(-1), -torch.inf).view_as(biased)
+
+
+def _router_class(weight: Tensor | Matrix) -> Callable[..., Callable[[Tensor, bool], Routing]]:
+    if device_of(weight).type == "cpu":
+        return ReferenceRouter
+    from dgpp_core.ops.kernels.router import CudaRouter
+
+    return CudaRouter
 
 
 def best(scores: Tensor, count: int) -> Tensor:

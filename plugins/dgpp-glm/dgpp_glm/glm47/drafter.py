@@ -9,6 +9,7 @@ from torch import Tensor
 from dgpp_core.api import Shard, State, StepBatch
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.norm import rms_norm
+from dgpp_core.ops.pick import greedy
 from dgpp_glm.glm47.config import Glm47Config
 from dgpp_glm.glm47.model import Glm47Model, Layer, Step, Stream
 
@@ -31,7 +32,7 @@ class Glm47Drafter:
         weights = shard.weights
         self.model, self.depth, self.eps, self.recycle_normed = model, depth, config.rms_norm_eps, recycle_normed
         self.embedding_norm, self.hidden_norm = weights.take("draft.embedding_norm"), weights.take("draft.hidden_norm")
-        self.mix = Linear(weights.matrix("draft.mix"))
+        self.mix = Linear.load(shard, "draft.mix")
         self.layer = Layer(config, shard, config.num_hidden_layers, model.rope)
         self.norm = weights.take("draft.norm")
 
@@ -63,4 +64,4 @@ class Glm47Drafter:
         """The likeliest next token of each draft row."""
         if not self.recycle_normed:
             hidden = rms_norm(hidden, self.norm, self.eps, self.model.dtype)
-        return self.model.logits(hidden).argmax(-1)
+        return greedy(self.model.logits(hidden))[0]

@@ -70,7 +70,7 @@ class Attention:
             return shard.weights.take(f"layers.{layer}.{name}")
 
         self.layer, self.bus = layer, shard.bus
-        self.qkv = Linear(shard.weights.matrix(f"layers.{layer}.qkv"))
+        self.qkv = Linear.load(shard, f"layers.{layer}.qkv")
         self.attend = GroupedQueryAttention(
             config.num_attention_heads // shard.bus.world,
             config.num_key_value_heads // shard.bus.world,
@@ -82,7 +82,7 @@ class Attention:
             eps=config.rms_norm_eps,
             rope=rope,
         )
-        self.o = Linear(shard.weights.matrix(f"layers.{layer}.o"))
+        self.o = Linear.load(shard, f"layers.{layer}.o")
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """``[S, R, hidden]``."""
@@ -96,8 +96,8 @@ class FeedForward:
 
     def __init__(self, shard: Shard, part: str) -> None:
         self.bus = shard.bus
-        self.gate_up = GateUp(shard.weights.matrix(f"{part}.gate_up"))
-        self.down = Linear(shard.weights.matrix(f"{part}.down"))
+        self.gate_up = GateUp.load(shard, f"{part}.gate_up")
+        self.down = Linear.load(shard, f"{part}.down")
 
     def __call__(self, x: Tensor, stream: Stream, norm: Tensor, decode: bool) -> Tensor:
         """Add it to the stream; the new stream under ``norm``."""
@@ -118,11 +118,7 @@ class Mixture:
             normalise=config.norm_topk_prob,
             scale=config.routed_scaling_factor,
         )
-        self.experts = Experts(
-            shard.weights.matrix(f"{part}.experts.gate_up"),
-            shard.weights.matrix(f"{part}.experts.down"),
-            experts=config.n_routed_experts,
-        )
+        self.experts = Experts.load(shard, f"{part}.experts", experts=config.n_routed_experts)
 
     def __call__(self, x: Tensor, stream: Stream, norm: Tensor, decode: bool) -> Tensor:
         """As `FeedForward`."""
@@ -163,7 +159,7 @@ class Glm47Model:
         self.embed = shard.weights.take("embed")
         self.layers = [Layer(config, shard, i, self.rope) for i in range(config.num_hidden_layers)]
         self.norm = shard.weights.take("norm")
-        self.head = Linear(shard.weights.matrix("head"))
+        self.head = Linear.load(shard, "head")
 
     def forward(self, batch: StepBatch, state: State) -> Tensor:
         """Hidden states after the last norm, ``[R, hidden_size]``."""
