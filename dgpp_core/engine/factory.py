@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import torch
