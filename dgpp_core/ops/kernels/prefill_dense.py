@@ -102,12 +102,14 @@ def load_slot(pointers, scale_pointers, d, FORM: gl.constexpr):
 
 
 @gluon.jit
-def decode_into(buffer, words, scales, FORM: gl.constexpr, W: gl.constexpr):
-    """A slot, decoded, into shared memory."""
+def decode_into(buffer, words, scales, FORM: gl.constexpr, W: gl.constexpr, WGMMA: gl.constexpr):
+    """A slot, decoded, into shared memory, where the tensor cores may read it after the next barrier."""
     if FORM == "fp8":
         buffer.store(natural_fp8(words, W))
     else:
         buffer.store(natural_nvfp4(words, scales, W))
+    if WGMMA:
+        fence_async_shared()
 
 
 @gluon.jit
@@ -171,7 +173,7 @@ def prefill_product(
         async_copy.commit_group()
     if FORM != "bf16":
         words, slot_scales = load_slot(ws, ss, 0, FORM)
-        decode_into(wb.index(0), words, slot_scales, FORM, W)
+        decode_into(wb.index(0), words, slot_scales, FORM, W, WGMMA)
         words, slot_scales = load_slot(ws, ss, min(1, SLOTS - 1), FORM)
     total = gl.zeros([16 * W, COLUMNS], gl.float32, L)
     for d in range(SLOTS):
@@ -191,7 +193,7 @@ def prefill_product(
         async_copy.commit_group()
         if FORM != "bf16":
             then, then_scales = load_slot(ws, ss, gl.minimum(d + 2, SLOTS - 1), FORM)
-            decode_into(wb.index((d + 1) % 2), words, slot_scales, FORM, W)
+            decode_into(wb.index((d + 1) % 2), words, slot_scales, FORM, W, WGMMA)
             words, slot_scales = then, then_scales
         if FORM == "fp8":
             block = gl.load(scales + tile * SLOTS + d)
