@@ -7,6 +7,7 @@ bound, corrected as results are read.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -37,7 +38,10 @@ from dgpp_core.engine.state import StatePools
 from dgpp_core.engine.transfer import Download, upload
 from dgpp_core.ops.pick import greedy
 from dgpp_core.ops.step import pack
+from dgpp_core.sampling.device import LEAST_VOCABULARY, agrees_with_the_host
 from dgpp_core.sampling.pick import Picks, Sampler
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -66,9 +70,19 @@ class Engine:
         self.sampler = Sampler(vocab_size, geometry.slots, device)
         self.registers = Registers(geometry, self.depth, device)
         self.program = DecodeProgram(model, drafter, self.state.pools, self.registers)
+        self.program.samples = device.type == "cuda" and self._device_samples()
         self.runner: Runner = EagerRunner(self.program, device)
         self.slots: dict[int, SlotInfo] = {}
         self._unread: deque[Pending] = deque()
+
+    def _device_samples(self) -> bool:
+        """Whether sampled tokens can be picked on the GPU as the host would pick them."""
+        if self.vocab_size < LEAST_VOCABULARY:
+            return False
+        if agrees_with_the_host(self.vocab_size, self.device):
+            return True
+        _log.warning("the device's exponential rounds otherwise than torch's: the host picks sampled tokens, slower")
+        return False
 
     @property
     def needs_snapshot(self) -> bool:
@@ -203,6 +217,12 @@ class Engine:
         if op.arena >= 0:
             self.state.load(op.arena, op.slot)
         self.sampler.begin(op.slot, op.params, op.prompt, op.logprobs)
+        row = self.sampler.device_row(op.slot)
+        if row is not None and not any(row):
+            self.slots[op.slot].mode = "greedy"
+        elif row is not None and self.program.samples:
+            self.slots[op.slot].mode = "device"
+            self.registers.ways[op.slot] = upload(row, self.device)
 
     def _info(self, slot: int) -> SlotInfo:
         if slot not in self.slots:
@@ -258,10 +278,13 @@ class Engine:
         logits = self.model.logits(hidden)
         tokens, fine = greedy(logits)
         logprobs: tuple[TokenLogprobs | None, ...] = ()
-        if not all(self.sampler.plain(info.slot) for info in infos):
+        modes = {info.mode for info in infos}
+        if "host" in modes:
             self._settle()
             picks = self.sampler.pick(logits, [info.slot for info in infos], [info.bound for info in infos])
             tokens, logprobs = picks.tokens, picks.logprobs
+        elif "device" in modes:
+            self.program.sample(logits, tokens, slots, self.registers.lengths[slots] - 1)
         self.registers.last_tokens[slots] = tokens
         results = pack(
             tokens.unsqueeze(1), torch.zeros_like(tokens), fine.unsqueeze(1), self.registers.lengths[slots] - 1
@@ -299,9 +322,12 @@ class Engine:
             self._check_rows(info, info.bound + width)
         step = self.runner.verify(op.slots, op.depth, max(info.bound for info in infos) + width)
         picks = None
-        if not all(self.sampler.plain(slot) for slot in op.slots):
+        modes = {info.mode for info in infos}
+        if "host" in modes:
             self._settle()
             picks = self._sample(step, infos, width)
+        elif "device" in modes:
+            step.sample()
         results = step.commit(None if picks is None else picks.tokens)
         for info in infos:
             info.bound += width

@@ -1,9 +1,10 @@
 """Decode steps from static buffers, captured into CUDA graphs.
 
 A *family* is a decode shape: so many segments of 1 + depth rows. A step runs in the smallest family that holds its
-requests; the segments left over are inert. Each family is two graphs, so that the host may pick between them: the
-first ends with the logits and the greedy picks, the second commits whatever picks are in that buffer and drafts anew.
-Where every request is greedy both are launched at once, and the host reads nothing.
+requests; the segments left over are inert. Each family is three graphs. The first ends with the logits and the
+likeliest tokens; the second replaces those where a request samples; the third commits whatever picks are there and
+drafts anew. Where the device can pick for every request, all that are needed are launched at once and the host reads
+nothing; else the host picks before the third.
 
 All that a step needs from the host is which slots take part. The rest is gathered on the device from the registers.
 
@@ -50,7 +51,7 @@ class Family:
         self._slots = torch.full((segments,), self._inert, dtype=torch.int64, device=device)
         self._results: Tensor | None = None
         self._verified: Verified | None = None
-        self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
 
     @property
     def name(self) -> str:
@@ -67,15 +68,18 @@ class Family:
             EngineError: naming the family.
         """
         try:
+            parts = {"verify": self._verify, "sample": self._sample, "commit": self._commit}
+            if not self._program.samples:
+                del parts["sample"]
             for _ in range(WARM_STEPS):
-                self.run_verify()
-                self.run_commit()
+                for part in parts.values():
+                    part()
             torch.cuda.synchronize(self._device)
-            first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(first, pool=pool, capture_error_mode="thread_local"):
-                self._verify()
-            with torch.cuda.graph(second, pool=pool, capture_error_mode="thread_local"):
-                self._commit()
+            graphs = {}
+            for name, part in parts.items():
+                graphs[name] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graphs[name], pool=pool, capture_error_mode="thread_local"):
+                    part()
         except Exception as error:
             raise EngineError(
                 "a decode graph cannot be captured",
@@ -84,7 +88,7 @@ class Family:
                 expected="a forward without host reads of device values",
                 hint="set decode_graph to false to serve without graphs, and report this",
             ) from error
-        self._graphs = first, second
+        self._graphs = graphs
 
     def take(self, slots: Sequence[int]) -> None:
         """The requests of the next step."""
@@ -95,26 +99,35 @@ class Family:
 
     def run_verify(self) -> Verified:
         """The first half of a step, for the slots in the buffer."""
-        if self._graphs is not None:
-            self._graphs[0].replay()
-        else:
-            self._verify()
+        self._run("verify", self._verify)
         assert self._verified is not None
         return self._verified
+
+    def run_sample(self) -> None:
+        """Between the halves: the device picks for the slots that sample."""
+        self._run("sample", self._sample)
 
     def run_commit(self, picked: Tensor | None = None) -> Tensor:
         """The second half; ``picked`` holds the first rows' tokens, by default the greedy ones of all."""
         if picked is not None and self._verified is not None:
             self._verified.picked[: len(picked)].copy_(picked, non_blocking=True)
-        if self._graphs is not None:
-            self._graphs[1].replay()
-        else:
-            self._commit()
+        self._run("commit", self._commit)
         assert self._results is not None
         return self._results
 
+    def _run(self, name: str, part: Callable[[], None]) -> None:
+        if name in self._graphs:
+            self._graphs[name].replay()
+        else:
+            part()
+
     def _verify(self) -> None:
         self._verified = self._program.verify(self._slots, self.width, self._max_length)
+
+    def _sample(self) -> None:
+        step = self._verified
+        assert step is not None
+        self._program.sample(step.logits, step.picked, step.batch.slots, step.batch.positions)
 
     def _commit(self) -> None:
         assert self._verified is not None
@@ -135,6 +148,9 @@ class StaticStep:
     @property
     def drafts(self) -> Tensor:
         return self._verified.drafts[: self._live]
+
+    def sample(self) -> None:
+        self._family.run_sample()
 
     def commit(self, picked: Tensor | None) -> Tensor:
         results = self._family.run_commit(picked)[: self._live]
@@ -173,7 +189,7 @@ class StaticRunner:
         self.mark: Mark | None = None
 
     def capture(self) -> Iterator[str]:
-        """On CUDA, capture every family, the largest first so that the others fit into its memory; yields each one's name."""
+        """Capture every family, the largest first: the others fit into its memory. Yields each name; CUDA only."""
         pool = torch.cuda.graph_pool_handle()
         for family in sorted(self._families.values(), key=lambda f: -f.segments * f.width):
             yield family.name

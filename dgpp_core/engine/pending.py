@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -15,6 +16,7 @@ class SlotInfo(msgspec.Struct, eq=False):
     """Host-side facts of an occupied slot; the rest is on the device.
 
     Attributes:
+        mode: who picks: the likeliest token counts, the device samples, or the host has to.
         bound: upper bound of the device's length: exact once every launched step was read.
     """
 
@@ -24,6 +26,7 @@ class SlotInfo(msgspec.Struct, eq=False):
     logprobs: bool
     blocks: int
     bound: int
+    mode: Literal["greedy", "device", "host"] = "host"
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):

@@ -44,12 +44,14 @@ class DecodeProgram:
     """Decode steps of one model and its drafter.
 
     Attributes:
+        samples: whether the device can sample, to the bit as the host's sampler does.
         judge: for measuring: how many drafts stand, given lengths ``[B]`` and depth, in place of what the picks say.
     """
 
     def __init__(self, model: Model, drafter: Drafter | None, pools: State, registers: Registers) -> None:
         self.model, self.drafter, self.pools, self.registers = model, drafter, pools, registers
         self.judge: Judge | None = None
+        self.samples = False
 
     def verify(self, slots: Tensor, width: int, max_length: int) -> Verified:
         """Run ``width`` rows for each of ``slots``: its newest token and its drafts.
@@ -74,6 +76,19 @@ class DecodeProgram:
         hidden = self.model.forward(batch, self.pools)
         logits = self.model.logits(hidden)
         return Verified(batch, rows, hidden, logits, *greedy(logits))
+
+    def sample(self, logits: Tensor, picked: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """Replace the likeliest tokens by sampled ones where a slot samples; on a GPU.
+
+        Args:
+            logits: ``[R, vocab]``.
+            picked: int64 ``[R]``; updated.
+            slots: int64 ``[B]``, of R / B rows each.
+            positions: int64 ``[R]``, of the rows.
+        """
+        from dgpp_core.ops.kernels.sample import sample
+
+        sample(logits, picked, slots, positions, self.registers.ways)
 
     def commit(self, step: Verified) -> Tensor:
         """Make ``step.picked`` up to the first wrong draft the requests' own, and draft anew.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.engine.geometry import Geometry
+from dgpp_core.sampling.device import table as sampling_table
 
 
 class Registers:
@@ -20,6 +21,7 @@ class Registers:
         last_tokens: ``[slots + 1]``, the newest token, whose row the next step writes.
         drafts: ``[slots + 1, depth]``, proposals for the tokens after it.
         tables: ``[slots + 1, table_width]``, block ids.
+        ways: ``[slots + 1, 8]``, how to pick (`dgpp_core.sampling.device`); all greedy where the host picks.
     """
 
     def __init__(self, geometry: Geometry, depth: int, device: torch.device) -> None:
@@ -29,6 +31,7 @@ class Registers:
         rows = geometry.slots + 1
         self.inert = geometry.slots
         self.lengths, self.candidates, self.last_tokens = zeros(rows), zeros(rows), zeros(rows)
+        self.ways = sampling_table(geometry.slots, device)
         self.drafts, self.tables = zeros(rows, depth), zeros(rows, geometry.table_width)
 
     def begin(self, slot: int, length: int) -> None:
@@ -42,3 +45,4 @@ class Registers:
     def release(self, slot: int) -> None:
         """Nothing of the slot's table is followed any more."""
         self.tables[slot].zero_()
+        self.ways[slot].zero_()

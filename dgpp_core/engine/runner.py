@@ -25,8 +25,12 @@ class Step(Protocol):
         """int64 ``[live segments, depth]``."""
         ...
 
+    def sample(self) -> None:
+        """Let the device pick for the slots that sample; see `DecodeProgram.sample`."""
+        ...
+
     def commit(self, picked: Tensor | None) -> Tensor:
-        """Finish the step with the picks of every live row, or with the greedy ones; see `DecodeProgram.commit`.
+        """Finish the step with the host's picks of every live row, or with the device's; see `DecodeProgram.commit`.
 
         The returned rows, one a live segment, may be overwritten by the next step.
         """
@@ -54,6 +58,10 @@ class EagerStep:
     @property
     def drafts(self) -> Tensor:
         return self._step.drafts
+
+    def sample(self) -> None:
+        step = self._step
+        self._program.sample(step.logits, step.picked, step.batch.slots, step.batch.positions)
 
     def commit(self, picked: Tensor | None) -> Tensor:
         if picked is not None:

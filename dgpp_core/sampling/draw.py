@@ -23,7 +23,7 @@ from dgpp_core.sampling.params import SamplingParams
 WIDTHS = (256, 4096)
 # exp() of less is 0 in fp64: such a token has no probability, and its logarithm no place in JSON.
 _UNDERFLOW = -745.0
-# On CUDA a division by a number may be a product with its reciprocal, which must stay finite.
+# Logits are multiplied by the reciprocal of the temperature, which must stay finite; 1e-300 is as cold as any.
 _COLDEST = 1e-300
 _ID_BITS = 32
 
@@ -39,7 +39,7 @@ class _Weights(msgspec.Struct, frozen=True, eq=False):
     """Some or all tokens of a row after temperature and min-p.
 
     Attributes:
-        scaled: float64 [m], (logit - largest) / temperature: at most 0.
+        scaled: float64 [m], (logit - largest) * (1 / temperature): at most 0.
         weights: int64 [m], floor(exp(scaled) * unit), or 0 below min-p.
         unit: the weight of the likeliest token.
         mass: the sum of all weights that count, which `weights` may be an excerpt of.
@@ -67,8 +67,7 @@ def draw(
         logprobs: alternatives to report; -1 reports nothing.
         widths: prefixes to try before the whole row; they change the speed alone.
     """
-    keys = _keys(logits)
-    floor = max(math.log(params.min_p), _UNDERFLOW) if params.min_p else _UNDERFLOW
+    keys, floor = _keys(logits), least_scaled(params)
     if 0 < params.top_k < len(logits):
         ids = _first(keys, params.top_k)
         choice = _decide(ids.cpu(), _weigh(logits[ids], params, floor), params, floor, u, logprobs)
@@ -82,6 +81,21 @@ def draw(
                 break
     assert choice is not None, "all survivors together always decide"
     return choice
+
+
+def inverse_temperature(params: SamplingParams) -> float:
+    """What logits are multiplied by."""
+    return 1.0 / max(params.temperature, _COLDEST)
+
+
+def least_scaled(params: SamplingParams) -> float:
+    """The least scaled logit that counts: that of min-p, or where a probability still is a number."""
+    return max(math.log(params.min_p), _UNDERFLOW) if params.min_p else _UNDERFLOW
+
+
+def weight_unit(tokens: int) -> int:
+    """The weight of the likeliest of ``tokens`` tokens, a power of two: all together fit 62 bits."""
+    return 1 << (62 - (tokens - 1).bit_length())
 
 
 def _keys(logits: Tensor) -> Tensor:
@@ -99,8 +113,8 @@ def _first(keys: Tensor, count: int) -> Tensor:
 
 def _weigh(logits: Tensor, params: SamplingParams, floor: float) -> _Weights:
     # The largest goes first: its 0 stays 0 at any temperature, so nothing overflows to NaN.
-    scaled = logits.double().sub_(logits.amax()).div_(max(params.temperature, _COLDEST))
-    unit = 1 << (62 - (len(logits) - 1).bit_length())
+    scaled = logits.double().sub_(logits.amax()).mul_(inverse_temperature(params))
+    unit = weight_unit(len(logits))
     weights = scaled.exp().mul_(unit).long()
     if params.min_p:
         weights.masked_fill_(scaled < floor, 0)

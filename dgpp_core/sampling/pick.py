@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api.errors import EngineError, RequestError
+from dgpp_core.sampling.device import greedy_row, sampled_row
 from dgpp_core.sampling.draw import Choice, draw
 from dgpp_core.sampling.logprobs import TokenLogprobs
 from dgpp_core.sampling.params import SamplingParams
@@ -88,13 +89,16 @@ class Sampler:
         counts = self._count(prompt, None) if params.penalised else None
         self._slots[slot] = _Slot(params, logprobs, counts, self._bias(params))
 
-    def plain(self, slot: int) -> bool:
-        """Whether the likeliest token is the slot's pick and nothing is reported about it.
+    def device_row(self, slot: int) -> list[int] | None:
+        """The slot's row of the device's table (`dgpp_core.sampling.device`); None where the host has to pick.
 
         Raises:
             EngineError: the slot is free.
         """
-        return self._state(slot).plain
+        state = self._state(slot)
+        if state.shaped or state.logprobs >= 0:
+            return None
+        return greedy_row() if state.plain else sampled_row(state.params, self._vocab_size)
 
     def release(self, slot: int) -> None:
         """Drop the slot's state, if it has any."""

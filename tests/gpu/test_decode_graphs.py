@@ -68,6 +68,22 @@ def test_captured_and_launched_steps_give_the_same_tokens(
         assert all(len(reply.tokens) == 40 for reply in found)
 
 
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize(
+    "params",
+    [SAMPLED, SamplingParams(seed=9), SamplingParams(temperature=1.2, top_k=20, min_p=0.01, seed=(1 << 64) - 5)],
+    ids=["top_p", "plain", "top_k"],
+)
+def test_the_device_samples_what_the_host_samples(
+    made: tuple[LoadedModel, Path], depth: int, params: SamplingParams
+) -> None:
+    device, host = world(made, depth, static=True), world(made, depth, static=True)
+    assert device.engine.program.samples
+    host.engine.program.samples = False
+    found, expected = replies(device, params, 5), replies(host, params, 5)
+    assert [reply.tokens for reply in found] == [reply.tokens for reply in expected]
+
+
 @pytest.mark.parametrize("form", ["bf16", "nvfp4"])
 def test_glm47_is_exact_with_graphs_drafts_company_and_pipelining(tmp_path: Path, form: str) -> None:
     """Against each prompt alone, undrafted and without graphs."""
