@@ -12,7 +12,7 @@ from pathlib import Path
 from dgpp_core.testing.compile import Compiled, compile_all, kernel_modules
 
 PAGE = Path(__file__).parent / "kernels.md"
-_TABLE = re.compile(r"(<!-- table: kernels -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- compiled -->\n).*?(<!-- end -->)", re.DOTALL)
 _CARDS = {90: "sm_90", 121: "sm_121"}
 
 

@@ -92,6 +92,19 @@ def test_decode_products(form: str, shape: tuple[int, int]) -> None:
         assert torch.equal(product.wide(x[row : row + 1])[0], whole[row]), row
 
 
+@pytest.mark.parametrize("form", ["bf16", "bf12"])
+def test_the_output_head(form: str) -> None:
+    """Addresses past 2^31 bytes."""
+    matrix = matrix_of(form, 151552, 5120)
+    product, x = linear(matrix, form), activations(17, 5120)
+    whole = product.wide(x)
+    last = whole[:, -4096:]
+    assert error(last, x.double() @ matrix.rows(151552 - 4096, 4096).dequantise().double().T) < LIMITS[form]
+    assert not whole.isnan().any()
+    for count in (1, 8, 9):
+        assert torch.equal(product.wide(x[:count]), whole[:count]), count
+
+
 @pytest.mark.parametrize("shape", [(24576, 5120), (256, 128), (192, 384)])
 @pytest.mark.parametrize("form", FORMS)
 def test_gated_products(form: str, shape: tuple[int, int]) -> None:
