@@ -37,6 +37,9 @@ class Experts:
         experts: routed experts; the entries are these and the shared one.
         shared: whether there is a shared expert.
         products: ready for the weights; by default made of them.
+
+    Attributes:
+        experts, shared: as given.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Experts:
         shared: bool = True,
         products: ExpertProducts | None = None,
     ) -> None:
+        self.experts, self.shared = experts, shared
         self._products = products or _make(gate_up, down, experts, shared)
 
     @classmethod
