@@ -151,6 +151,16 @@ def test_prefill_products(form: str, shape: tuple[int, int]) -> None:
         assert torch.equal(found, whole[start : start + count]), (start, count)
 
 
+@pytest.mark.parametrize("shape", [(576, 576), (49152, 576), (7, 5)])
+def test_bf16_weights_of_odd_shapes(shape: tuple[int, int]) -> None:
+    matrix, x = DenseMatrix(matrix_of("plain", *shape).dequantise().bfloat16()), activations(70, shape[1])
+    product = linear(matrix, "plain")
+    whole = product.wide(x)
+    assert error(whole, x.double() @ matrix.dequantise().double().T) < LIMITS["plain"]
+    for decode_rows in (True, False):
+        assert all(torch.equal(product.wide(x[:count], decode_rows), whole[:count]) for count in (1, 3, 16, 17, 64))
+
+
 def test_no_rows() -> None:
     product = linear(matrix_of("nvfp4", 256, 128), "nvfp4")
     assert product(activations(0, 128)).shape == (0, 256)

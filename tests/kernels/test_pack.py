@@ -185,4 +185,11 @@ def test_odd_shapes_stay_plain(shape: tuple[int, int]) -> None:
     weight = torch.randn(shape).bfloat16()
     packed = prepare(weight, CPU)
     assert isinstance(packed, PlainWeight)
-    assert torch.equal(packed.weight, weight.float())
+    assert torch.equal(packed.weight, weight)
+
+
+def test_a_stored_matrix_of_an_odd_shape_is_dequantised() -> None:
+    matrix = nvfp4().columns(0, 96)
+    packed = prepare(matrix, CPU)
+    assert isinstance(packed, PlainWeight)
+    assert torch.equal(packed.weight, matrix.dequantise())

@@ -139,7 +139,7 @@ class CudaGateUp(CudaLinear):
 
 
 def plain(packed: Packed, x: Tensor, out: Tensor) -> None:
-    """The product of a float32 weight of any shape into ``out``."""
+    """The product of a weight of any shape into ``out``, in float32."""
     rows, columns = shape_of(packed)
     grid = (-(-len(x) // PRODUCT_META["ROWS"]), -(-rows // PRODUCT_META["COLUMNS"]))
     plain_product[grid](*fields_of(packed), x.contiguous(), out, len(x), rows, columns, **PRODUCT_META)

@@ -19,7 +19,7 @@ def plain_product(
     """``out[m, n]`` = x[m] · weights[n] in float32, k in ascending order whatever the number of rows.
 
     Args:
-        weights: float32 ``[N, K]``, x: any floating-point ``[M, K]``, out: ``[M, N]``, rounded once to its dtype.
+        weights: floating-point ``[N, K]``, x: ``[M, K]``, out: ``[M, N]``, rounded once to its dtype.
         PRECISION: ``ieee`` is exact float32.
     """
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -31,6 +31,7 @@ def plain_product(
         row_mask, weight_mask = (m < M)[:, None] & inside[None, :], (n < N)[None, :] & inside[:, None]
         a = tl.load(x + m.to(tl.int64)[:, None] * K + (start + k)[None, :], mask=row_mask, other=0.0).to(tl.float32)
         b = tl.load(weights + n.to(tl.int64)[None, :] * K + (start + k)[:, None], mask=weight_mask, other=0.0)
+        b = b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     mask = (m < M)[:, None] & (n < N)[None, :]
     tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], total.to(out.dtype.element_ty), mask=mask)
@@ -69,9 +70,12 @@ SMALL_META: dict[str, Any] = {"BLOCK": 1024, "PDL": True, "num_warps": 4, "launc
 
 def compile_cases() -> list[CompileCase]:
     """One of each kind; shapes are run-time numbers here."""
-    product = (torch.float32, torch.bfloat16, torch.float32, 5, 100, 130)
+    rows = (torch.bfloat16, torch.float32, 5, 100, 130)
     return [
-        CompileCase("plain_product", plain_product, product, PRODUCT_META),
+        *(
+            CompileCase(f"plain_product {name}", plain_product, (dtype, *rows), PRODUCT_META)
+            for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32))
+        ),
         *(
             CompileCase(f"fold {s} splits", fold, (torch.float32, torch.bfloat16, 5120), {"SPLITS": s, **SMALL_META})
             for s in (2, 3, 4)

@@ -20,6 +20,8 @@ _MOST_SLOTS = 32
 """Slots of a warp in a row, unrolled; more take minutes to compile."""
 _PROGRAMS = 440
 _MOST_SPLITS = 8
+_WIDE_ROWS = 20_000
+"""Rows from which two gate and two up tiles a program still make enough programs."""
 _AHEAD: dict[Form, tuple[int, int]] = {"bf16": (2, 2), "bf12": (2, 2), "fp8": (5, 2), "nvfp4": (3, 2)}
 """Slots in flight, for up to 8 and for more rows."""
 
@@ -83,7 +85,7 @@ def plan(form: Form, rows: int, columns: int, gated: bool = False) -> Plan | Non
 def _tiles(form: Form, rows: int, splits: int, fused: bool) -> tuple[int, int]:
     """Row tiles a program, for up to 8 and for more rows."""
     if fused:
-        return (4, 2) if form == "nvfp4" and rows % 64 == 0 else (2, 2)
+        return (4 if form == "nvfp4" and rows % 64 == 0 and rows >= _WIDE_ROWS else 2), 2
     if form in ("bf12", "fp8"):
         return 1, 1
     pair = 2 if rows % 32 == 0 else 1

@@ -22,10 +22,10 @@ Bf16Form = Literal["bf16", "bf12"]
 
 
 class PlainWeight(Struct, frozen=True, eq=False):
-    """A weight that no fragment form fits: float32, exact to what its format dequantises to.
+    """A weight that no fragment form fits.
 
     Attributes:
-        weight: float32 ``[N, K]``.
+        weight: ``[N, K]``, a dense matrix as it is, another in float32, exactly what its format dequantises to.
     """
 
     weight: Tensor
@@ -81,7 +81,8 @@ def prepare(matrix: Tensor | Matrix, device: torch.device, name: str = "", bf16_
         return pack_nvfp4(matrix, device, name)
     if isinstance(matrix, Fp8BlockMatrix) and plan("fp8", rows, columns) and _whole_blocks(matrix):
         return pack_fp8(matrix, device, name)
-    return PlainWeight(matrix.to(device).dequantise())
+    dense = matrix.weight if isinstance(matrix, DenseMatrix) else matrix.to(device).dequantise()
+    return PlainWeight(dense.to(device).contiguous())
 
 
 def _whole_blocks(matrix: Fp8BlockMatrix) -> bool:
