@@ -31,6 +31,7 @@ def measured(layers: int, form: str, checkpoint: str | None) -> dict[str, Any]:
     decode = ("decode", *model, "--streams", STREAMS, "--context", "400")
     report = bench(*decode)
     report["drafted"] = bench(*decode, "--mtp-depth", "1", "--accept-rate", "0.8")
+    report["bf12"] = bench(*decode, "--bf16-weights", "bf12")
     plain = report["decode"]
     report["drafted_over_plain"] = {
         streams: row["ms_per_step"] / plain[streams]["ms_per_step"]

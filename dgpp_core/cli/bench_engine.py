@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -60,12 +60,19 @@ def _report(subject: Subject, source: Any, plugin: str, form: str | None) -> dic
     type=click.FloatRange(0, 1),
     help="Let drafts stand at this rate, whatever they are: for timing, the text is then noise.",
 )
+@click.option(
+    "--bf16-weights",
+    type=click.Choice(["checkpoint", "bf12"]),
+    default="checkpoint",
+    show_default=True,
+    help="Form of the BF16 matrices on a GPU.",
+)
 @click.option("--no-graphs", is_flag=True, help="Without captured graphs.")
 @json_option
 def decode(
     plugin: str, checkpoint: str | None, random: bool, layers: int | None, form: str | None, device: str, runs: int,
     streams_given: tuple[tuple[int, ...], ...], context: int, steps: int, mtp_depth: int, accept_rate: float | None,
-    no_graphs: bool, as_json: bool,
+    bf16_weights: Literal["checkpoint", "bf12"], no_graphs: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Milliseconds a decode step, with the bytes it must read and the floor they set."""
     from dgpp_core.testing.measure import WARM_STEPS, measure_decode, read_bandwidth
@@ -75,6 +82,7 @@ def decode(
     settings = EngineSettings(
         max_concurrency=max(counts), kv_capacity=max(counts) * tokens, prefix_cache_gib=0.0, mtp=mtp_depth > 0,
         mtp_depth=max(1, mtp_depth), decode_graph=not no_graphs, prefill_budget_tokens=0,
+        bf16_weights=bf16_weights,
     )  # fmt: skip
     subject, source = _subject(
         settings, device, accept_rate, plugin=plugin, checkpoint=checkpoint, random=random, layers=layers, form=form
@@ -91,6 +99,7 @@ def decode(
     memory = subject.memory()
     report = _report(subject, source, plugin, form) | {
         "read_bandwidth_gb_s": bandwidth / 1e9,
+        "bf16_weights": bf16_weights,
         "mtp_depth": mtp_depth,
         "accept_rate": accept_rate,
         "kernels_compiled": len(subject.compiles.names) - before,

@@ -15,7 +15,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from dgpp_core.api import Drafter, EngineError, Model, StateGroup, StepBatch
+from dgpp_core.api import Drafter, EngineError, Model, StateGroup
 from dgpp_core.engine.geometry import Geometry, snapshot_bytes
 from dgpp_core.engine.graphs import StaticRunner
 from dgpp_core.engine.operations import (
@@ -32,6 +32,7 @@ from dgpp_core.engine.operations import (
 )
 from dgpp_core.engine.pending import Part, Pending, SlotInfo
 from dgpp_core.engine.program import DecodeProgram, tail_of
+from dgpp_core.engine.prompts import prompt_batch, rounds, successors
 from dgpp_core.engine.registers import Registers
 from dgpp_core.engine.runner import EagerRunner, Runner, Step
 from dgpp_core.engine.state import StatePools
@@ -141,7 +142,7 @@ class Engine:
         parts: list[Part] = []
         for kind, run in groupby(operations, type):
             if kind is Prefill:
-                for together in _rounds([op for op in run if isinstance(op, Prefill)]):
+                for together in rounds([op for op in run if isinstance(op, Prefill)]):
                     parts += self._prefill(together)
                 continue
             for op in run:
@@ -235,7 +236,7 @@ class Engine:
             self._check_rows(info, op.start + op.count)
             if info.bound != op.start or op.start + op.count > len(info.prompt):
                 raise EngineError(f"prefill of slot {op.slot} at {op.start}", expected=f"start {info.bound}")
-        batch = self._prompt_batch(ops, infos)
+        batch = prompt_batch(ops, infos, self.registers, self.device)
         hidden = self.model.forward(batch, self.state.pools)
         for op, info in zip(ops, infos, strict=True):
             info.bound = op.start + op.count
@@ -247,31 +248,15 @@ class Engine:
         rows, slots = upload([ends[at] for at in last], self.device), upload([ops[at].slot for at in last], self.device)
         parts = [self._first_tokens(hidden[rows], slots, [infos[at] for at in last])] if last else []
         if self.drafter is not None:
-            own = self._observe(self.drafter, batch, hidden, ops, infos, rows, slots)
+            next_tokens = upload(successors(ops, infos), self.device)
+            next_tokens[rows] = self.registers.last_tokens[slots]
+            own = self.drafter.observe(batch, hidden, next_tokens, self.state.pools)
             if last:
                 segments = upload(last, self.device)
                 tail = tail_of(batch, rows, slots, batch.block_tables[segments], batch.candidates[segments])
                 tokens = self.registers.last_tokens[slots]
                 self.registers.drafts[slots] = self.program.draft(self.drafter, tail, own[rows], tokens)
         return parts
-
-    def _prompt_batch(self, ops: list[Prefill], infos: list[SlotInfo]) -> StepBatch:
-        """Prompt rows continuing each slot; their positions are known on the host."""
-        tokens = [t for op, i in zip(ops, infos, strict=True) for t in i.prompt[op.start : op.start + op.count]]
-        positions = [p for op in ops for p in range(op.start, op.start + op.count)]
-        rows = upload([tokens, positions], self.device)
-        segments = upload([[op.slot for op in ops], [op.start for op in ops]], self.device)
-        return StepBatch(
-            tokens=rows[0],
-            positions=rows[1],
-            counts=tuple(op.count for op in ops),
-            slots=segments[0],
-            lengths=segments[1],
-            block_tables=self.registers.tables[segments[0]],
-            candidates=self.registers.candidates[segments[0]],
-            keep_rows=False,
-            max_length=max(positions) + 1,
-        )
 
     def _first_tokens(self, hidden: Tensor, slots: Tensor, infos: list[SlotInfo]) -> Part:
         """Pick the token after each prompt; ``hidden`` is each one's last row."""
@@ -290,29 +275,6 @@ class Engine:
             tokens.unsqueeze(1), torch.zeros_like(tokens), fine.unsqueeze(1), self.registers.lengths[slots] - 1
         )
         return Part(tuple(infos), Download(results), 1, 0, logprobs)
-
-    def _observe(
-        self,
-        drafter: Drafter,
-        batch: StepBatch,
-        hidden: Tensor,
-        ops: list[Prefill],
-        infos: list[SlotInfo],
-        rows: Tensor,
-        slots: Tensor,
-    ) -> Tensor:
-        """The drafter reads the chunk's rows; each knows its successor, a prompt's last one that was just picked.
-
-        Args:
-            rows, slots: of the prompts that end here.
-        """
-        following: list[int] = []
-        for op, info in zip(ops, infos, strict=True):
-            following += info.prompt[op.start + 1 : op.start + op.count + 1]
-            following += [0] * op.last
-        next_tokens = upload(following, self.device)
-        next_tokens[rows] = self.registers.last_tokens[slots]
-        return drafter.observe(batch, hidden, next_tokens, self.state.pools)
 
     def _decode(self, op: Decode) -> Part:
         width, infos = op.depth + 1, [self._info(slot) for slot in op.slots]
@@ -345,14 +307,3 @@ class Engine:
         if end > covered:
             what = f"slot {info.slot} would write rows up to {end}"
             raise EngineError(what, expected=f"<= {covered}, its block table")
-
-
-def _rounds(ops: Sequence[Prefill]) -> Iterator[list[Prefill]]:
-    """Runs of prefills that share one forward: a slot's next chunk needs its last one's state."""
-    together: list[Prefill] = []
-    for op in ops:
-        if any(op.slot == other.slot for other in together):
-            yield together
-            together = []
-        together.append(op)
-    yield together
