@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 from torch import Tensor
 
 from dgpp_core.api.model import StepBatch
-from dgpp_core.ops.kernels.attention import CudaGqa, capability
+from dgpp_core.ops.kernels.attention import CudaGqa, DecodeChoice, capability
 from dgpp_core.ops.kernels.heads import HeadShape
 from dgpp_core.ops.kernels.norms import residual_norm, rms_norm
 from dgpp_core.ops.kernels.pick import candidates, greedy
@@ -37,7 +37,10 @@ ROTATED = 150_000_000
 DEVICE, NARROW = torch.device("cuda"), torch.bfloat16
 SHAPE = HeadShape.served()["GLM-4.7"]
 HIDDEN, VOCAB = 5120, 151552
-MODULES = [f"dgpp_core.ops.kernels.{name}" for name in ("attention_decode", "attention_prefill", "norms", "pick")]
+MODULES = [
+    f"dgpp_core.ops.kernels.{name}"
+    for name in ("attention_decode", "attention_strips", "attention_prefill", "norms", "pick")
+]
 
 
 class Places(Struct, frozen=True, eq=False):
@@ -79,7 +82,7 @@ def timed(launch: Callable[[int], Any], launches: int, replays: int = 9) -> floa
     return float(statistics.median(spans))
 
 
-def layer(spread: int | None = None) -> CudaGqa:
+def layer(choice: DecodeChoice | None = None) -> CudaGqa:
     """GLM-4.7's attention with random parameters."""
     heads = SHAPE.kv_heads * SHAPE.share
     bias = torch.randn((heads + 2 * SHAPE.kv_heads) * SHAPE.width, device=DEVICE).to(NARROW)
@@ -87,7 +90,7 @@ def layer(spread: int | None = None) -> CudaGqa:
     rope = RotaryTable(SHAPE.rotated, 20000, 1e6, DEVICE)
     return CudaGqa(
         heads, SHAPE.kv_heads, SHAPE.width, SHAPE.width**-0.5,
-        bias=bias, q_norm=q_norm, k_norm=k_norm, eps=1e-5, rope=rope, spread=spread,
+        bias=bias, q_norm=q_norm, k_norm=k_norm, eps=1e-5, rope=rope, choice=choice,
     )  # fmt: skip
 
 
@@ -120,9 +123,9 @@ def projected(rows: int) -> Tensor:
     return torch.randn(rows, SHAPE.kv_heads * (SHAPE.share + 2) * SHAPE.width, device=DEVICE)
 
 
-def decode(rows: int, context: int, segment: int = 1, spread: int | None = None) -> list[Result]:
+def decode(rows: int, context: int, segment: int = 1, choice: DecodeChoice | None = None) -> list[Result]:
     """Decode attention of a layer, with the small kernel before it and alone."""
-    gqa, where = layer(spread), places(rows // segment, segment, context, True)
+    gqa, where = layer(choice), places(rows // segment, segment, context, True)
     size = 2 * where.batch.block_tables.numel() * SHAPE.block * SHAPE.kv_heads * SHAPE.width * 2
     held, qkv = pools(where, max(2, min(64, ROTATED // size))), projected(rows)
     residual, weight = torch.randn(rows, HIDDEN, device=DEVICE), torch.ones(HIDDEN, device=DEVICE, dtype=NARROW)
@@ -182,30 +185,38 @@ def report(results: list[Result]) -> None:
         print(f"{r.name:26} {r.rows:5} {r.context:8} {r.microseconds:9.2f} {r.floor:8.2f} {above:8.2f}")
 
 
-def sweep(rows: list[int], contexts: list[int]) -> None:
-    """Decode attention by programs a row and head."""
-    for spread in (1, 2, 4, 8, 16, 32):
-        figures = [f"{decode(m, c, spread=spread)[1].microseconds:7.2f}" for m in rows for c in contexts]
-        print(f"spread {spread:3}:", " ".join(figures), "for", [(m, c) for m in rows for c in contexts])
+def variants(rows: list[int], contexts: list[int]) -> None:
+    """Decode attention alone, microseconds, by kernel, warps x strips, registers and programs a row and head."""
+    figures = [(m, c) for m in rows for c in contexts]
+    print("rows x context:", ", ".join(f"{m}x{c}" for m, c in figures))
+    for warps, least, registers in ((4, 1, 168), (4, 2, 168), (4, 4, 168), (4, 2, None), (8, 1, 128), (8, 1, None)):
+        for spread in (1, 2, 4, 8, 16, 32):
+            choice = DecodeChoice("strips", warps, least, registers, spread)
+            spent = [decode(m, c, choice=choice)[1].microseconds for m, c in figures]
+            print(f"strips {warps}x{least} registers {registers} spread {spread:2}:", *(f"{us:7.2f}" for us in spent))
+    for spread in (2, 8, 32):
+        spent = [decode(m, c, choice=DecodeChoice("tiles", spread=spread))[1].microseconds for m, c in figures]
+        print(f"tiles spread {spread:2}:", *(f"{us:7.2f}" for us in spent))
 
 
 @click.command()
 @click.option("--rows", default="1,4,8,16", help="Row counts of decode steps.")
 @click.option("--contexts", default="400,1000,16000", help="Cached tokens of decode steps.")
 @click.option("--prefill-rows", default="2048,8192", help="Row counts of prefill chunks; empty for none.")
-@click.option("--spreads", is_flag=True, help="Also try other numbers of programs a row.")
+@click.option("--variants", "tried", is_flag=True, help="Only decode attention, every way to cut it.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
-def main(rows: str, contexts: str, prefill_rows: str, spreads: bool, path: Path | None) -> None:
+def main(rows: str, contexts: str, prefill_rows: str, tried: bool, path: Path | None) -> None:
     """Measure attention and small kernels on this GPU."""
     compile_all(MODULES, [capability(DEVICE)])
     counts, lengths = [int(m) for m in rows.split(",")], [int(c) for c in contexts.split(",")]
+    if tried:
+        variants(counts, lengths)
+        return
     results = [result for m in counts for c in lengths for result in decode(m, c)]
     results += decode(16, lengths[0], 2)
     results += [result for m in prefill_rows.split(",") if m for result in prefill(int(m), 0)]
     results += small_kernels()
     report(results)
-    if spreads:
-        sweep(counts, lengths[:2])
     if path:
         versions = {"torch": torch.__version__, "triton": triton.__version__}
         card = torch.cuda.get_device_name()

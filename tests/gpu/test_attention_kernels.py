@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is there on Linux only")
 
 from dgpp_core.layers.paged import PagedIndex
-from dgpp_core.ops.kernels.attention import CudaGqa
+from dgpp_core.ops.kernels.attention import CudaGqa, DecodeChoice
 from dgpp_core.ops.kernels.heads import HeadShape
 from dgpp_core.testing.attention import Layer, Step, error, expected, finished_heads, random_step
 
@@ -36,12 +36,12 @@ SHAPES = {
 }
 
 
-def layer_of(shape: HeadShape) -> tuple[Layer, CudaGqa]:
+def layer_of(shape: HeadShape, choice: DecodeChoice | None = None) -> tuple[Layer, CudaGqa]:
     layer = Layer.random(shape, GPU, 6000, NARROW)
     heads = shape.kv_heads * shape.share
     gqa = CudaGqa(
         heads, shape.kv_heads, shape.width, layer.scale,
-        bias=layer.bias, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=layer.eps, rope=layer.rope,
+        bias=layer.bias, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=layer.eps, rope=layer.rope, choice=choice,
     )  # fmt: skip
     return layer, gqa
 
@@ -74,6 +74,23 @@ def test_decode_is_near_float64(name: str, segment: int) -> None:
     check_written(layer, step, mine)
 
 
+@pytest.mark.parametrize("name", ["GLM-4.7", "Llama"])
+def test_the_kernel_for_any_shape_takes_these_too(name: str) -> None:
+    layer, gqa = layer_of(SHAPES[name], DecodeChoice("tiles"))
+    step = random_step(SHAPES[name], CONTEXTS, [2] * len(CONTEXTS), GPU, NARROW, keep_rows=True)
+    mine = step.copy()
+    assert error(run(gqa, mine), expected(layer, step)) < TOLERANCE
+    check_written(layer, step, mine)
+
+
+@pytest.mark.parametrize("kernel", ["strips", "tiles"])
+def test_the_number_of_programs_changes_no_bit(kernel: str) -> None:
+    shape = SHAPES["GLM-4.7"]
+    step = random_step(shape, CONTEXTS, [2] * len(CONTEXTS), GPU, NARROW, keep_rows=True)
+    found = [run(layer_of(shape, DecodeChoice(kernel, spread=spread))[1], step.copy()) for spread in (1, 3, 8, 32)]
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
 def some_segments(step: Step, segments: Sequence[int]) -> Step:
     """The step of some one-row segments."""
     batch, chosen = step.batch, torch.tensor(segments, device=GPU)
@@ -88,7 +105,7 @@ def some_segments(step: Step, segments: Sequence[int]) -> Step:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["GLM-4.7", "tiny"])
+@pytest.mark.parametrize("name", ["GLM-4.7", "large blocks", "tiny"])
 def test_a_row_has_the_same_bits_in_every_batch(name: str) -> None:
     shape = SHAPES[name]
     _, gqa = layer_of(shape)
@@ -104,7 +121,7 @@ def test_a_row_has_the_same_bits_in_every_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("segment", [2, 4, 6])
-@pytest.mark.parametrize("name", ["GLM-4.7", "Llama", "tiny"])
+@pytest.mark.parametrize("name", ["GLM-4.7", "Llama", "large blocks", "tiny"])
 def test_verify_rows_have_the_bits_of_plain_rows(name: str, segment: int) -> None:
     shape = SHAPES[name]
     _, gqa = layer_of(shape)

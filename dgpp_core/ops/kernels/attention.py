@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from dgpp_core.api.errors import EngineError
 from dgpp_core.api.model import StepBatch
-from dgpp_core.ops.kernels.attention_decode import MAX_ROWS, PARTS, decode_attention, decode_meta, spread_of
+from dgpp_core.ops.kernels.attention_decode import (
+    MAX_ROWS,
+    MAX_SEGMENT,
+    PARTS,
+    decode_attention,
+    decode_meta,
+    query_lines,
+    spread_of,
+)
 from dgpp_core.ops.kernels.attention_prefill import (
     chunk_attention,
     chunk_meta,
@@ -20,6 +29,7 @@ from dgpp_core.ops.kernels.attention_prefill import (
     place_rows,
     place_tiles,
 )
+from dgpp_core.ops.kernels.attention_strips import LEAST, REGISTERS, WARPS, fits, strip_attention, strip_meta
 from dgpp_core.ops.kernels.heads import HeadShape
 from dgpp_core.ops.rope import RotaryTable
 
@@ -35,6 +45,23 @@ class RowPlaces(Protocol):
     def offset(self) -> Tensor: ...
 
 
+class DecodeChoice(Struct, frozen=True):
+    """Which decode kernel, and how it is cut.
+
+    Attributes:
+        kernel: "strips" for the shapes that fit it, "tiles" for any.
+        warps, least: of a program, and strips a warp of the smallest part; they decide a row's bits.
+        registers: a thread may use, where that is limited at all.
+        spread: programs a row and key head; None goes by the number of rows.
+    """
+
+    kernel: Literal["strips", "tiles"]
+    warps: int = WARPS
+    least: int = LEAST
+    registers: int | None = REGISTERS
+    spread: int | None = None
+
+
 @lru_cache
 def capability(device: torch.device) -> int:
     """Compute capability of a GPU: 90 for 9.0."""
@@ -48,7 +75,7 @@ class CudaGqa:
     Decode and verify rows take one kernel, prefill rows two; a row's bits are its own in each.
 
     Args:
-        spread: programs for each row and key head in decode, for measurements; None chooses. It changes no bit.
+        choice: of the decode kernel, for measurements and tests; None takes what was measured to be best.
 
     Raises:
         EngineError: the kernels do not take the shape.
@@ -66,7 +93,7 @@ class CudaGqa:
         k_norm: Tensor | None = None,
         eps: float = 0.0,
         rope: RotaryTable | None = None,
-        spread: int | None = None,
+        choice: DecodeChoice | None = None,
     ) -> None:
         if heads % kv_heads or width > 256 or scale <= 0 or (q_norm is None) != (k_norm is None):
             norms = f"{'no' if q_norm is None else 'a'} norm of queries, {'no' if k_norm is None else 'a'} norm of keys"
@@ -78,7 +105,7 @@ class CudaGqa:
         self.kv_heads, self.share, self.width, self.eps = kv_heads, heads // kv_heads, width, eps
         self.scale = scale * math.log2(math.e)
         self.bias, self.q_norm, self.k_norm, self.rope = bias, q_norm, k_norm, rope
-        self._spread = spread
+        self._choice = choice
         self._arrived: Tensor | None = None
 
     def __call__(self, qkv: Tensor, index: RowPlaces, k_pool: Tensor, v_pool: Tensor, dtype: torch.dtype) -> Tensor:
@@ -118,17 +145,27 @@ class CudaGqa:
         shape: HeadShape,
     ) -> None:
         rows, lines = len(qkv), len(qkv) * self.kv_heads
-        if rows > MAX_ROWS:
-            raise EngineError("too many decode rows in one step", found=str(rows), expected=f"at most {MAX_ROWS}")
+        if rows > MAX_ROWS or segment > MAX_SEGMENT:
+            raise EngineError(
+                "too many decode rows in one step",
+                found=f"{rows} rows, {segment} a segment",
+                expected=f"at most {MAX_ROWS}, {MAX_SEGMENT} a segment",
+            )
         if self._arrived is None:
             self._arrived = torch.zeros(MAX_ROWS * self.kv_heads, dtype=torch.int32, device=qkv.device)
-        spread = self._spread or spread_of(lines)
-        meta = decode_meta(shape, segment, capability(qkv.device))
+        choice = self._choice or DecodeChoice("strips" if fits(shape) and k_pool.dtype == torch.bfloat16 else "tiles")
         values = torch.empty(lines * PARTS * self.share * self.width, dtype=torch.float32, device=qkv.device)
-        stats = torch.empty(lines * PARTS * 2 * meta["HEADS"], dtype=torch.float32, device=qkv.device)
-        decode_attention[(lines, spread)](
-            out, qkv, *self._vectors(qkv), k_pool, v_pool, batch.block_tables, batch.positions,
-            values, stats, self._arrived, batch.block_tables.shape[1], segment, self.scale, self.eps, **meta,
+        stats = torch.empty(lines * PARTS * 2 * query_lines(shape), dtype=torch.float32, device=qkv.device)
+        tables = batch.block_tables
+        pools: tuple[Tensor, ...] = (k_pool, v_pool)
+        kernel, meta = decode_attention, decode_meta(shape, capability(qkv.device))
+        if choice.kernel == "strips":
+            pools = (*pools, k_pool.view(torch.int32), v_pool.view(torch.int32))
+            registers = choice.registers if capability(qkv.device) == 90 else None
+            kernel, meta = strip_attention, strip_meta(shape, choice.warps, choice.least, registers)
+        kernel[(lines, choice.spread or spread_of(lines))](
+            out, qkv, *self._vectors(qkv), *pools, tables, batch.positions,
+            values, stats, self._arrived, tables.shape[1], segment, self.scale, self.eps, **meta,
         )  # fmt: skip
 
     def _prefill(

@@ -277,19 +277,26 @@ def decode_attention(
 
 MAX_ROWS = 256
 """Most rows of one launch."""
+MAX_SEGMENT = 16
+"""Most rows of one segment."""
 
 
-def decode_meta(shape: HeadShape, segment: int, capability: int) -> dict[str, Any]:
-    """Compile-time arguments for segments of ``segment`` rows, the same for up to 16.
+def query_lines(shape: HeadShape) -> int:
+    """Lines of the tile that holds the query heads of a key head."""
+    return max(16, triton.next_power_of_2(shape.share))
+
+
+def decode_meta(shape: HeadShape, capability: int) -> dict[str, Any]:
+    """Compile-time arguments, the same for every number of rows and of rows a segment.
 
     On a capability of 90 two programs are to share a multiprocessor.
     """
     registers = {"maxnreg": 128} if capability == 90 and shape.width <= 128 else {}
     return {
         **shape.meta(),
-        "HEADS": max(16, triton.next_power_of_2(shape.share)),
+        "HEADS": query_lines(shape),
         "HALF": shape.rotated // 2,
-        "NEW": max(16, triton.next_power_of_2(segment)),
+        "NEW": MAX_SEGMENT,
         "TILE": TILE,
         "PARTS": PARTS,
         "DOUBLINGS": DOUBLINGS,
@@ -317,7 +324,7 @@ def compile_cases() -> list[CompileCase]:
             f"decode_attention {name}, sm_{target}",
             decode_attention,
             (*args, 128, 1, 0.1, 1e-5),
-            decode_meta(shape, 1, target),
+            decode_meta(shape, target),
             (target,),
         )
         for target in TARGETS

@@ -42,7 +42,7 @@ def options(meta: dict[str, Any], **changed: Any) -> dict[str, Any]:
 def decode(layer: Layer, step: Step, spread: int) -> torch.Tensor:
     shape, rows = layer.shape, len(step.qkv)
     segment = step.batch.counts[0]
-    meta = decode_meta(shape, segment, 90)
+    meta = decode_meta(shape, 90)
     lines = rows * shape.kv_heads
     out = torch.full((rows, shape.kv_heads * shape.share * shape.width), float("nan"))
     values = torch.full((lines * PARTS * shape.share * shape.width,), float("nan"))
