@@ -17,7 +17,8 @@ from dgpp_core.config.settings import EngineSettings
 if TYPE_CHECKING:
     from dgpp_core.testing.subject import Memory, Subject
 
-SLACK = 64
+SLACK = 128
+"""Tokens a stream beside those that are measured: what its last block and the steps in flight may take."""
 EPILOG = """\b
 Examples:
   dgpp bench decode --plugin smollm2 --streams 1,4,8

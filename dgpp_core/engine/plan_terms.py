@@ -158,7 +158,8 @@ def scratch_lines(
       2 x the widest product) in float32. cuda: the residual stream and the widest product in float32; the stream's
       norm, two copies of it and the product before the widest in bfloat16.
     * attention: see `attention_bytes`. A GPU's kernels hold no scores, and what they do hold the activations cover.
-    * decode graphs: what each captured shape keeps (logits, hidden states in float32 and a copy) and its graphs.
+    * decode graphs: what each captured shape keeps (logits, hidden states in float32 and a copy), its graphs, and
+      the sampler's weights of the largest shape, 8 bytes a row and vocabulary entry.
     """
     decode_rows = max(_ROW_TILE, geometry.slots * geometry.step_width)
     chunk = chunk_rows(settings, geometry)
@@ -176,7 +177,9 @@ def scratch_lines(
     elif settings.decode_graph:
         sizes = family_sizes(geometry.slots)
         kept = sum(sizes) * geometry.step_width * 4 * (vocab_size + 2 * widths.hidden)
-        yield PlanLine("decode graphs", 2 * len(sizes) * GRAPH_BYTES + kept, f"2 graphs each of {len(sizes)} shapes")
+        weights = geometry.slots * geometry.step_width * vocab_size * 8
+        total = 3 * len(sizes) * GRAPH_BYTES + kept + weights
+        yield PlanLine("decode graphs", total, f"3 graphs each of {len(sizes)} shapes")
 
 
 def chunk_rows(settings: EngineSettings, geometry: Geometry) -> int:

@@ -17,6 +17,7 @@ Clock = Callable[[], float]
 """Seconds, monotonic."""
 
 WARM_STEPS = 6
+TICKS_TO_START = 10_000
 
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,8 +108,12 @@ def measure_decode(
     most = width * (runs * steps + 2 * WARM_STEPS + 4)
     prompt = max(1, context - (runs * steps + WARM_STEPS) // 2)
     requests = [world.submit(prompt_of(world, prompt, number), most, use_cache=False) for number in range(streams)]
-    while world.scheduler.stats().active < streams or world.scheduler.stats().prefilling:
+    for _ in range(TICKS_TO_START):
+        if world.scheduler.stats().active == streams and not world.scheduler.stats().prefilling:
+            break
         world.tick()
+    else:
+        raise RuntimeError(f"{world.scheduler.stats().active} of {streams} streams run: the pool is too small")
     for _ in range(WARM_STEPS):
         world.tick()
     uses = _routing_of_a_step(world)

@@ -177,8 +177,8 @@ def test_on_a_gpu_captured_shapes_are_counted_and_attention_holds_no_scores() ->
         return {item.name: item.bytes for item in found.lines}
 
     captured = names()
-    # Steps of 1, 2, 3, 4 and 6 requests with two rows each keep logits and hidden states; each is two graphs.
-    assert captured["decode graphs"] == 16 * 2 * 4 * (300 + 2 * 64) + 5 * 2 * MIB
+    # Steps of 1, 2, 3, 4 and 6 requests with two rows each keep logits and hidden states; each is three graphs.
+    assert captured["decode graphs"] == 16 * 2 * 4 * (300 + 2 * 64) + 6 * 2 * 300 * 8 + 5 * 3 * MIB
     assert "attention" not in captured
     assert "decode graphs" not in names(decode_graph=False)
 
