@@ -52,6 +52,7 @@ class Experts:
         products: ExpertProducts | None = None,
     ) -> None:
         self.experts, self.shared = experts, shared
+        self.experts, self.shared = experts, shared
         self._products = products or _make(gate_up, down, experts, shared)
 
     @classmethod
