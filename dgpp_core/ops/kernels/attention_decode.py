@@ -34,8 +34,6 @@ TILE = 64
 """Keys that one product takes."""
 PARTS = 32
 """Most parts of one row."""
-DOUBLINGS = 16
-"""Most times a part is doubled: enough for PARTS * TILE * 2^16 tokens."""
 MERGED = 8
 """Parts whose results are in flight at once when they are merged."""
 
@@ -141,7 +139,6 @@ def decode_attention(
     NEW: tl.constexpr,
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
-    DOUBLINGS: tl.constexpr,
     MERGED: tl.constexpr,
     BIASED: tl.constexpr,
     NORMED: tl.constexpr,
@@ -172,8 +169,8 @@ def decode_attention(
     position = tl.load(positions + row).to(tl.int32)
     tiles = position // TILE + 1
     per_part = 1
-    for _ in tl.static_range(DOUBLINGS):
-        per_part = tl.where(per_part * PARTS < tiles, per_part * 2, per_part)
+    while per_part * PARTS < tiles:
+        per_part *= 2
     parts = (tiles + per_part - 1) // per_part
     if slot < parts:
         start = tl.maximum(position - row % segment, 0)
@@ -299,7 +296,6 @@ def decode_meta(shape: HeadShape, capability: int) -> dict[str, Any]:
         "NEW": MAX_SEGMENT,
         "TILE": TILE,
         "PARTS": PARTS,
-        "DOUBLINGS": DOUBLINGS,
         "MERGED": MERGED,
         "BIASED": shape.biased,
         "NORMED": shape.normed,

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from dgpp_core.ops.kernels.attention_decode import DOUBLINGS, PARTS
+from dgpp_core.ops.kernels.attention_decode import PARTS
 from dgpp_core.ops.kernels.attention_fragments import (
     fold_layout,
     key_layout,
@@ -75,13 +75,19 @@ def weighted_values(weight, v, value, W: gl.constexpr, SPAN: gl.constexpr):
 
 
 @gluon.jit
-def fold(top, total, value, W: gl.constexpr, SPAN: gl.constexpr):
-    """The warps' softmaxes as one: peak ``[16]``, sum ``[16]`` and value ``[16, SPAN]``."""
+def fold(top, total, value, values, tops, totals, W: gl.constexpr, SPAN: gl.constexpr):
+    """The warps' softmaxes as one: peak ``[16]``, sum ``[16]`` and value ``[16, SPAN]``.
+
+    Args:
+        values, tops, totals: float32 shared memory, ``[W, 16, SPAN]`` and twice ``[W, 16]``.
+    """
     L: gl.constexpr = fold_layout(W, SPAN)
-    value = value.reshape([W, 16, SPAN // 64, 8, 8]).permute([0, 1, 2, 4, 3]).reshape([W, 16, SPAN])
-    value = gl.convert_layout(value, L)
-    top = gl.convert_layout(top, gl.SliceLayout(2, L))
-    total = gl.convert_layout(total, gl.SliceLayout(2, L))
+    values.store(value.reshape([W, 16, SPAN // 64, 8, 8]).permute([0, 1, 2, 4, 3]).reshape([W, 16, SPAN]))
+    tops.store(top)
+    totals.store(total)
+    value = values.load(L)
+    top = tops.load(gl.SliceLayout(2, L))
+    total = totals.load(gl.SliceLayout(2, L))
     peak = gl.max(top, 0)
     share = gl.exp2(top - peak[None, :])
     return peak, gl.sum(total * share, 0), gl.sum(value * share[:, :, None], 0)
@@ -158,7 +164,6 @@ def strip_attention(
     W: gl.constexpr,
     LEAST: gl.constexpr,
     PARTS: gl.constexpr,
-    DOUBLINGS: gl.constexpr,
     MERGED: gl.constexpr,
     BIASED: gl.constexpr,
     NORMED: gl.constexpr,
@@ -187,8 +192,8 @@ def strip_attention(
     position = gl.load(positions + row).to(gl.int32)
     tiles = position // TILE + 1
     per_part = LEAST
-    for _ in gl.static_range(DOUBLINGS):
-        per_part = gl.where(per_part * PARTS < tiles, per_part * 2, per_part)
+    while per_part * PARTS < tiles:
+        per_part = per_part * 2
     parts = (tiles + per_part - 1) // per_part
     if slot < parts:
         start = gl.maximum(position - row % segment, 0)
@@ -216,6 +221,9 @@ def strip_attention(
         k_lines = gl.allocate_shared_memory(gl.int32, [16, WORDS], SHARED)
         v_lines = gl.allocate_shared_memory(gl.int32, [16, WORDS], SHARED)
         q_lines = gl.allocate_shared_memory(gl.int32, [16, WORDS], SHARED)
+        fold_values = gl.allocate_shared_memory(gl.float32, [W, 16, SPAN], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
+        fold_tops = gl.allocate_shared_memory(gl.float32, [W, 16], SHARED)
+        fold_totals = gl.allocate_shared_memory(gl.float32, [W, 16], SHARED)
         items = ((parts - 1 - slot) // spread + 1) * per_part
         last = ((slot + ((items - 1) // per_part) * spread + 1) * per_part) * TILE
         if last > start:
@@ -259,7 +267,7 @@ def strip_attention(
             value = weighted_values(weight, v, value * shrink[:, :, None], W, SPAN)
             v = strip(v_words, table, head, following, limit, LV, KV, WORDS, BLOCK, W)
             if item % per_part == per_part - 1:
-                peak, mass, result = fold(top, total, value, W, SPAN)
+                peak, mass, result = fold(top, total, value, fold_values, fold_tops, fold_totals, W, SPAN)
                 index = line * PARTS + part
                 LF: gl.constexpr = result.type.layout
                 row_h = gl.arange(0, 16, gl.SliceLayout(1, LF))
@@ -308,7 +316,6 @@ def strip_meta(
         "W": warps,
         "LEAST": least,
         "PARTS": PARTS,
-        "DOUBLINGS": DOUBLINGS,
         "MERGED": 4,
         "BIASED": shape.biased,
         "NORMED": shape.normed,
