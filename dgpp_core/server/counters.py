@@ -22,11 +22,13 @@ class Counters:
         failed: ended by an error of the engine.
         rejected: 4xx answers.
         tokens: reply tokens.
+        tool_calls: calls that replies made.
         finished: choices by finish reason.
     """
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self.requests = self.shed = self.cancelled = self.failed = self.rejected = self.tokens = 0
+        self.tool_calls = 0
         self.finished: Counter[str] = Counter()
 
         def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:

@@ -1,4 +1,4 @@
-"""One generation: the choices of a request, from the engine's ids to pieces of text. Streamed or not, it is this."""
+"""One generation: the choices of a request, from the engine's ids to text and calls. Streamed or not, it is this."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import msgspec
 from dgpp_core.api.errors import RequestError
 from dgpp_core.engine.operations import TokenLogprobs
 from dgpp_core.scheduler.messages import Ending, Submit, Update
+from dgpp_core.server.call_ids import CallIds
 from dgpp_core.server.engine_client import EngineClient, Inbox, shutting_down
 from dgpp_core.server.job import Job
 from dgpp_core.server.served import Served
-from dgpp_core.text.reply import Delta, ReplyParser
+from dgpp_core.text.reply import Delta, Part, ReplyParser
+from dgpp_core.text.tools.events import ArgumentsDelta, CallOpened
+from dgpp_core.text.tools.parser import CallParser
 
 
 class TokenEntry(msgspec.Struct, frozen=True):
@@ -32,6 +35,23 @@ class Piece(msgspec.Struct, frozen=True):
     entries: tuple[TokenEntry, ...] = ()
 
 
+class CallStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Tool call number ``call`` of a choice begins."""
+
+    index: int
+    call: int
+    id: str
+    name: str
+
+
+class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """``text`` continues the JSON text of a call's arguments."""
+
+    index: int
+    call: int
+    text: str
+
+
 class Finish(msgspec.Struct, frozen=True):
     """A choice is complete, for the reason that clients are told."""
 
@@ -39,7 +59,7 @@ class Finish(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = Piece | Finish
+Event = Piece | CallStart | CallArguments | Finish
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,13 +79,16 @@ class Choice:
         completion_tokens: up to and including the one that completed a stop string.
     """
 
-    def __init__(self, index: int, request: int, parser: ReplyParser, *, keeps_logprobs: bool) -> None:
+    def __init__(
+        self, index: int, request: int, parser: ReplyParser, call_ids: CallIds, *, keeps_logprobs: bool
+    ) -> None:
         self.index, self.id = index, request
         self.ended = False
         self.stop_sent = False
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.parser = parser
+        self._call_ids = call_ids
         self._logprobs: list[TokenEntry] | None = [] if keeps_logprobs else None
 
     def take(self, update: Update) -> list[Event]:
@@ -78,7 +101,7 @@ class Choice:
             self.completion_tokens += 1
             if self._logprobs is not None and update.logprobs is not None:
                 self._logprobs.append(TokenEntry(token, update.logprobs[position]))
-            events.extend(map(self._piece, parser.push(token)))
+            events += self._events(parser.push(token))
         return events
 
     def finish(self, ending: Ending) -> list[Event]:
@@ -89,13 +112,30 @@ class Choice:
         """
         self.ended = True
         self.cached_tokens = ending.cached_tokens
-        events: list[Event] = [self._piece(delta) for delta in self.parser.finish()]
+        events = self._events(self.parser.finish())
         if ending.reason == "error":
             raise RequestError(f"the engine gave up this request: {ending.error}", status=503, code="engine_failure")
         if ending.reason == "cancelled":
             raise shutting_down()
-        length = ending.reason == "length" and not self.parser.stopped
-        events.append(Finish(self.index, "length" if length else "stop"))
+        return [*events, Finish(self.index, self._reason(ending))]
+
+    def _reason(self, ending: Ending) -> str:
+        if self.parser.stopped or ending.reason == "stop":
+            return "stop"
+        if ending.reason == "length":
+            return "length"
+        return "tool_calls" if self.parser.call_count else "stop"
+
+    def _events(self, parts: Sequence[Part]) -> list[Event]:
+        events: list[Event] = []
+        for part in parts:
+            if isinstance(part, Delta):
+                events.append(self._piece(part))
+            elif isinstance(part, CallOpened):
+                number = self._call_ids.of(self.index, part.call)
+                events.append(CallStart(index=self.index, call=part.call, id=number, name=part.name))
+            elif isinstance(part, ArgumentsDelta):
+                events.append(CallArguments(index=self.index, call=part.call, text=part.text))
         return events
 
     def _piece(self, delta: Delta) -> Piece:
@@ -121,8 +161,9 @@ class Generation:
         seed = job.params.seed if job.seeded else draw_seed()
         ids = client.ids(job.n)
         eos = served.text.defaults.eos_ids
+        call_ids = CallIds(job.tokens, seed % 2**64)
         self.choices = [
-            Choice(index, request, _parser(job, served), keeps_logprobs=job.logprobs >= 0)
+            Choice(index, request, _parser(job, served), call_ids, keeps_logprobs=job.logprobs >= 0)
             for index, request in enumerate(ids)
         ]
         self._by_id = {choice.id: choice for choice in self.choices}
@@ -206,6 +247,7 @@ class Generation:
 
 
 def _parser(job: Job, served: Served) -> ReplyParser:
+    dialect = served.text.tools
     return ReplyParser(
         served.text.tokenizer,
         reasoning=served.text.reasoning if job.splits_reasoning else None,
@@ -213,4 +255,7 @@ def _parser(job: Job, served: Served) -> ReplyParser:
         stops=job.stops,
         hidden_ids=frozenset(served.text.defaults.eos_ids),
         reasoning_in_content=served.options.reasoning_in_content,
+        calls=None
+        if dialect is None or job.calls is None
+        else CallParser(dialect, job.calls, incremental=served.constrained),
     )

@@ -68,7 +68,7 @@ def _service(service: Service) -> dict[str, Any]:
         "engine_failed": client.failure is not None,
         "tokens_out": counters.tokens,
         "rejects_bad": counters.rejected,
-        "tool_calls_out": 0,
+        "tool_calls_out": counters.tool_calls,
     }
 
 

@@ -18,10 +18,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
-    """Tool calls."""
+    """Whether tool calls are read, and whether their form can be guaranteed."""
 
-    available: bool = False
-    constrained: bool = False
+    available: bool
+    constrained: bool
 
 
 class ResponseFormats(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: Literal["dgpp"] = "dgpp"
     sampling: Sampling
-    tools: Tools = Tools()
+    tools: Tools
     response_format: ResponseFormats = ResponseFormats()
     reasoning: Reasoning
     input_modalities: tuple[str, ...] = ("text",)
@@ -85,6 +85,7 @@ def model_object(served: Served) -> ModelObject:
         id=served.options.served_id,
         created=served.created,
         sampling=Sampling(defaults=served.defaults),
+        tools=Tools(available=served.text.tools is not None, constrained=served.constrained),
         reasoning=Reasoning(in_content=served.options.reasoning_in_content, effort_mapping=served.efforts),
         row_exact=ready.row_exact,
         context=Context(

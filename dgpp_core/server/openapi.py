@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -29,12 +29,29 @@ ERRORS = {
 }
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A function's name, or more of the JSON text of its arguments."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str
+
+
+class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to tool call number `index`: first its id, type and name, then arguments."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """What a chunk adds to the assistant's turn."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +104,21 @@ class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     text: str
 
 
+class EarlierFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that was called; its arguments are an object, or a string that holds one."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class EarlierCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of an earlier turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: EarlierFunction
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A turn of the conversation. `tool_call_id` is required for the role `tool`."""
 
@@ -95,12 +127,29 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
+    tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
 
 
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call; `parameters` is the JSON schema of its arguments object."""
+
+    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of the request."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
 TYPES = (
-    ChatRequest, CompletionRequest, ChatMessage, ChatCompletion, ChatChunk, Completion, CompletionChunk, ErrorBody,
-    ModelList, ModelObject, Health,
+    ChatRequest, CompletionRequest, ChatMessage, ToolDefinition, ChatCompletion, ChatChunk, Completion, CompletionChunk,
+    ErrorBody, ModelList, ModelObject, Health,
 )  # fmt: skip
 
 
@@ -108,8 +157,10 @@ TYPES = (
 def document() -> bytes:
     """The OpenAPI 3.1 document as JSON."""
     _, components = msgspec.json.schema_components(TYPES, ref_template="#/components/schemas/{name}")
+    tools = {"anyOf": [{"type": "array", "maxItems": 128, "items": _ref("ToolDefinition")}, {"type": "null"}]}
     messages = {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatMessage"}}
     components["ChatRequest"]["properties"]["messages"] = messages
+    components["ChatRequest"]["properties"]["tools"] = tools
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",

@@ -26,6 +26,7 @@ from dgpp_core.server.requests import (
     CompletionRequest,
 )
 from dgpp_core.server.served import Served
+from dgpp_core.server.tools import ToolUse, read_tools
 from dgpp_core.text.messages import normalise_messages
 from dgpp_core.text.stack import starts_in_reasoning
 
@@ -48,9 +49,9 @@ def prepare_chat(body: bytes, served: Served) -> Job:
     logprobs = _chat_logprobs(request)
     n = _choices(request, served)
     params = sampling(request, served)
-    _check_tools(request)
+    use = read_tools(request, served.text.tools, constrained=served.constrained)
     _check_format(request)
-    prompt = _render(request, served)
+    prompt = _render(request, use, served)
     job = job_from(request, served, params, served.text.tokenizer.encode(prompt), limit, prompt_field="messages")
     return msgspec.structs.replace(
         job,
@@ -58,6 +59,7 @@ def prepare_chat(body: bytes, served: Served) -> Job:
         n=n,
         in_reasoning=starts_in_reasoning(prompt, served.text.reasoning),
         splits_reasoning=True,
+        calls=use.rules,
         obfuscate=request.stream_options is None or request.stream_options.include_obfuscation is not False,
         tier=request.service_tier is not None,
         metadata=request.metadata,
@@ -81,7 +83,7 @@ def prepare_completion(body: bytes, served: Served) -> Job:
     return msgspec.structs.replace(job, logprobs=-1 if request.logprobs is None else request.logprobs)
 
 
-def _render(request: ChatRequest, served: Served) -> str:
+def _render(request: ChatRequest, use: ToolUse, served: Served) -> str:
     template = served.text.template
     if template is None:
         raise RequestError(
@@ -94,7 +96,7 @@ def _render(request: ChatRequest, served: Served) -> str:
         variables=template.variables,
         switches=served.text.thinking_switches,
     )
-    return template.render(normalise_messages(request.messages, template), kwargs=variables)
+    return template.render(normalise_messages(request.messages, template), tools=use.shown, kwargs=variables)
 
 
 def _token_limit(request: ChatRequest) -> int | None:
@@ -123,13 +125,6 @@ def _check_extras(request: ChatRequest) -> None:
     if request.modalities is not None and request.modalities != ["text"]:
         what = f'`modalities`: only ["text"] is supported, found {shorten(request.modalities)}'
         raise unsupported("modalities", what)
-
-
-def _check_tools(request: ChatRequest) -> None:
-    if request.tools:
-        raise RequestError("tools are not supported", param="tools", code="tools_unsupported")
-    if request.tool_choice is not None and request.tool_choice != "none":
-        raise RequestError("`tool_choice` needs `tools`", param="tool_choice")
 
 
 def _check_format(request: ChatRequest) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from dgpp_core.api.errors import RequestError
-from dgpp_core.server.generation import Event, Finish, TokenEntry, Usage
+from dgpp_core.server.generation import CallArguments, CallStart, Event, Finish, TokenEntry, Usage
 from dgpp_core.server.job import Job
 from dgpp_core.text.tokenizer import Tokenizer
 
@@ -75,16 +75,32 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A function and the JSON text of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the model wants made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """The assistant's turn."""
+    """The assistant's turn. ``content`` is null where there is none but there are calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
     refusal: None = None
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,12 +226,17 @@ class Collected:
         self.content = ""
         self.reasoning = ""
         self.entries: list[TokenEntry] = []
+        self.calls: list[tuple[CallStart, list[str]]] = []
         self.finish_reason: Any = None
 
     def add(self, event: Event) -> None:
         """Take the next event of this choice."""
         if isinstance(event, Finish):
             self.finish_reason = event.reason
+        elif isinstance(event, CallStart):
+            self.calls.append((event, []))
+        elif isinstance(event, CallArguments):
+            self.calls[event.call][1].append(event.text)
         elif event.reasoning:
             self.reasoning += event.text
         else:
@@ -242,7 +263,7 @@ def chat_completion(
         choices=tuple(
             ChatChoice(
                 index=index,
-                message=Message(content=choice.content, reasoning_content=choice.reasoning or UNSET),
+                message=_message(choice),
                 logprobs=chat_logprobs(choice.entries, tokenizer) if job.logprobs >= 0 else None,
                 finish_reason=choice.finish_reason,
             )
@@ -251,6 +272,18 @@ def chat_completion(
         usage=usage_body(usage),
         service_tier="default" if job.tier else UNSET,
         metadata=UNSET if job.metadata is None else job.metadata,
+    )
+
+
+def _message(choice: Collected) -> Message:
+    calls = tuple(
+        ToolCall(id=start.id, function=CalledFunction(name=start.name, arguments="".join(pieces)))
+        for start, pieces in choice.calls
+    )
+    return Message(
+        content=choice.content or (None if calls else ""),
+        reasoning_content=choice.reasoning or UNSET,
+        tool_calls=calls or UNSET,
     )
 
 

@@ -32,6 +32,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         defaults: sampling defaults, those of the command line over those of the checkpoint.
         efforts: what each `reasoning_effort` sets in the template; an effort that is missing is not available.
         created: Unix time of the start.
+        constrained: whether replies can be kept to a grammar.
     """
 
     options: ServeOptions
@@ -40,6 +41,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults
     efforts: dict[str, dict[str, Any]]
     created: int
+    constrained: bool = False
 
 
 def served_model(options: ServeOptions, text: TextStack, ready: Ready, created: int) -> Served:

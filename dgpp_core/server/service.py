@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.counters import Counters
 from dgpp_core.server.engine_client import EngineClient
-from dgpp_core.server.generation import Event, Finish, Generation
+from dgpp_core.server.generation import CallStart, Event, Finish, Generation
 from dgpp_core.server.job import Job
 from dgpp_core.server.prepare import Prepare
 from dgpp_core.server.replies import Head
@@ -115,6 +115,7 @@ class Exchange:
         for event in batch:
             if isinstance(event, Finish):
                 self._reasons.append(event.reason)
+            self._service.counters.tool_calls += isinstance(event, CallStart)
 
     def close(self) -> None:
         """Free everything; a request that has not ended is cancelled. Safe to call twice."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dgpp_core.api.errors import RequestError
-from dgpp_core.server.generation import Event, Finish, Piece, Usage
+from dgpp_core.server.generation import CallArguments, CallStart, Event, Finish, Piece, Usage
 from dgpp_core.server.job import Job
 from dgpp_core.server.replies import Head, chat_logprobs, completion_logprobs, error_body, usage_body
 from dgpp_core.text.tokenizer import Tokenizer
@@ -59,6 +59,8 @@ class ChatStream:
     def _event(self, event: Event) -> bytes:
         if isinstance(event, Finish):
             return self._chunk(event.index, b"{}", b"null", b'"' + event.reason.encode() + b'"')
+        if isinstance(event, CallStart | CallArguments):
+            return self._chunk(event.index, _call_delta(event), b"null", b"null")
         name = b'{"reasoning_content":' if event.reasoning else b'{"content":'
         return self._chunk(event.index, name + _json(event.text) + b"}", self._logprobs_of(event), b"null")
 
@@ -106,6 +108,7 @@ class CompletionStream:
     def _event(self, event: Event) -> bytes:
         if isinstance(event, Finish):
             return self._chunk(b'""', b"null", b'"' + event.reason.encode() + b'"')
+        assert isinstance(event, Piece)  # a legacy completion has no tools
         return self._chunk(_json(event.text), self._logprobs_of(event), b"null")
 
     def _logprobs_of(self, piece: Piece) -> bytes:
@@ -129,6 +132,15 @@ def _front(head: Head, kind: str) -> bytes:
     return (
         b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":null,"choices":['
         % (_json(head.id), _json(kind), head.created, _json(head.model))
+    )  # fmt: skip
+
+
+def _call_delta(event: CallStart | CallArguments) -> bytes:
+    """The beginning of a call, without arguments, or more of its arguments."""
+    if isinstance(event, CallArguments):
+        return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (event.call, _json(event.text))
+    return b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]}' % (
+        event.call, _json(event.id), _json(event.name),
     )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ STRINGS = (
     "<", "\n", "\n\n", "x\n", "\nx", "\\u00e9 \x7f\u2028", "1e400", "<tool_call", "</arg_value",
     "\tif x:\n\t\treturn\n",
 )  # fmt: skip
-OTHERS = (
+OTHERS: tuple[Any, ...] = (
     0, 7, -12, 10**25, 1.5, True, False, None, [], ["a", "世界"], {}, {"k": [1, {"q": 'x"y'}], "é": None}, [1.25, "\n"],
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,17 @@ CORPUS = [
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a byte-level tokenizer of a few hundred tokens, a chat template and generation defaults."""
-    folder = tmp_path_factory.mktemp("checkpoint")
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), MARKERS, TEMPLATE)
+
+
+@pytest.fixture(scope="session", name="write_checkpoint")
+def write_checkpoint_fixture() -> Callable[[Path, Sequence[str], str], Path]:
+    """`write_checkpoint`, for tests."""
+    return write_checkpoint
+
+
+def write_checkpoint(folder: Path, markers: Sequence[str], template: str) -> Path:
+    """A checkpoint with ``markers`` as added tokens."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -54,9 +64,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=400, special_tokens=list(SPECIALS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens([tokenizers.AddedToken(marker, normalized=False) for marker in MARKERS])
+    tokenizer.add_tokens([tokenizers.AddedToken(marker, normalized=False) for marker in markers])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    config = {"eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     defaults = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "eos_token_id": 1}
     (folder / "generation_config.json").write_text(json.dumps(defaults))
@@ -132,20 +142,29 @@ Serve = Callable[..., AbstractContextManager[Running]]
 
 @pytest.fixture(scope="session")
 def serve_fake(checkpoint: Path, text: TextStack, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """``with serve_fake(script, **options) as running``: a front end for as long as the block runs."""
+    """``with serve_fake(script, **options) as running``: a front end for as long as the block runs.
+
+    ``model`` is the folder of another checkpoint than `checkpoint`.
+    """
 
     @contextlib.contextmanager
-    def start(script: FakeScript | None = None, *, timing: Timing | None = None, **fields: Any) -> Iterator[Running]:
+    def start(
+        script: FakeScript | None = None, *, timing: Timing | None = None, model: Path | None = None, **fields: Any
+    ) -> Iterator[Running]:
         folder = tmp_path_factory.mktemp("fake")
         script = script or FakeScript()
         (folder / "script.json").write_bytes(msgspec.json.encode(script))
         options = ServeOptions(
-            **{"model": "fake", "served_id": "fake", "checkpoint": str(checkpoint), "settings": b"{}",
+            **{"model": "fake", "served_id": "fake", "checkpoint": str(model or checkpoint), "settings": b"{}",
                "slots": script.slots} | fields
         )  # fmt: skip
         arguments = ("--script", str(folder / "script.json"), "--record", str(folder / "record"))
         thread = _Thread(
-            options, text, arguments, timing or Timing(drain=2.0, notice=0.5, grace=1.0), folder / "record"
+            options,
+            load_text(model, None, config_eos=(1,)) if model else text,
+            arguments,
+            timing or Timing(drain=2.0, notice=0.5, grace=1.0),
+            folder / "record",
         )
         running = thread.ready()
         try:

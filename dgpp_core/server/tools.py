@@ -1,0 +1,174 @@
+"""`tools`, `tool_choice` and `parallel_tool_calls`: what the model is shown, and which calls it may make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dgpp_core.api.errors import RequestError
+from dgpp_core.server.parse import shorten
+from dgpp_core.server.requests import ChatRequest
+from dgpp_core.text.tools.dialect import ToolDialect
+from dgpp_core.text.tools.rules import CallRules, Tool, tool_of
+from dgpp_core.text.tools.writer import NAME
+
+SHOWN = ("name", "description", "parameters", "strict")
+"""Members of a function that reach the chat template."""
+
+_CHOICES = ("auto", "none", "required")
+
+
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for.
+
+    Attributes:
+        shown: definitions for the chat template, or None.
+        rules: which calls the reply may have; None where calls are text like any other.
+    """
+
+    shown: tuple[dict[str, Any], ...] | None = None
+    rules: CallRules | None = None
+
+
+class _Defined(msgspec.Struct, frozen=True):
+    """A definition: as the template sees it, and as its calls are read."""
+
+    shown: dict[str, Any]
+    tool: Tool
+
+
+def read_tools(request: ChatRequest, dialect: ToolDialect | None, *, constrained: bool) -> ToolUse:
+    """The tools of ``request``.
+
+    Args:
+        dialect: how the model writes calls, or None.
+        constrained: replies can be kept to a grammar.
+
+    Raises:
+        RequestError: 400 with the path of what is malformed, contradictory or cannot be guaranteed.
+    """
+    choice = request.tool_choice
+    if not request.tools:
+        if choice is not None and choice != "none":
+            raise RequestError("`tool_choice` needs `tools`", param="tool_choice")
+        return ToolUse()
+    if dialect is None:
+        raise RequestError("this model cannot call tools", param="tools", code="tools_unsupported")
+    spaces = dialect.name == "dsml"
+    defined = [_defined(raw, f"tools[{at}]", spaces, constrained) for at, raw in enumerate(request.tools)]
+    _check_unique(defined, request.tools)
+    named, required, alone = _chosen(choice, defined)
+    if choice == "none":
+        return ToolUse()
+    if named is not None or required:
+        _needs_masks("tool_choice", f"`tool_choice` {shorten(choice)}", constrained)
+    if request.parallel_tool_calls is False:
+        _needs_masks("parallel_tool_calls", "`parallel_tool_calls: false`", constrained)
+    kept = defined if named is None else [found for found in defined if found.tool.name in named]
+    rules = CallRules(
+        tools=tuple(found.tool for found in kept),
+        required=required,
+        parallel=not alone and request.parallel_tool_calls is not False,
+    )
+    # A tool that must be called stays among the others, as it was in the turns before: only a subset is shown alone.
+    shown = defined if alone else kept
+    return ToolUse(shown=tuple(found.shown for found in shown), rules=rules)
+
+
+def _defined(raw: Any, path: str, spaces: bool, constrained: bool) -> _Defined:
+    if not isinstance(raw, Mapping):
+        raise _wrong(path, "an object", raw)
+    kind = raw.get("type", "function")
+    if kind == "custom":
+        _needs_masks(path, f"`{path}`: a custom tool", constrained)
+    if kind != "function":
+        raise _wrong(f"{path}.type", '"function" or "custom"', kind)
+    nested = "function" in raw
+    body, path = (raw["function"], f"{path}.function") if nested else (raw, path)
+    if not isinstance(body, Mapping):
+        raise _wrong(path, "an object", body)
+    name = body.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise _wrong(f"{path}.name", "1 to 64 of A-Z, a-z, 0-9, _ and -", name)
+    for member, form, expected in (
+        ("description", str, "a string"), ("parameters", Mapping, "an object"), ("strict", bool, "true or false"),
+        ("namespace", str, "a string"),
+    ):  # fmt: skip
+        if body.get(member) is not None and not isinstance(body[member], form):
+            raise _wrong(f"{path}.{member}", expected, body[member])
+    strict = body.get("strict") is True
+    if strict:
+        _needs_masks(f"{path}.strict", f"`{path}.strict`: true", constrained)
+    members = (*SHOWN, "namespace") if spaces else SHOWN
+    function = {key: value for key, value in body.items() if key in members and value is not None}
+    shown = {key: function if key == "function" else kind for key in raw if key in ("type", "function")}
+    return _Defined(
+        {"type": kind, "function": function} if len(shown) < 2 else shown,
+        tool_of(name, body.get("parameters"), strict=strict, namespace=(body.get("namespace") or "") if spaces else ""),
+    )
+
+
+def _check_unique(defined: Sequence[_Defined], raw: Sequence[Any]) -> None:
+    seen: set[str] = set()
+    for at, found in enumerate(defined):
+        if found.tool.name in seen:
+            path = f"tools[{at}].function.name" if "function" in raw[at] else f"tools[{at}].name"
+            raise RequestError(f"`{path}`: the name {found.tool.name!r} is given twice", param=path)
+        seen.add(found.tool.name)
+
+
+def _chosen(choice: Any, defined: Sequence[_Defined]) -> tuple[frozenset[str] | None, bool, bool]:
+    """The names that a choice allows (None: all), whether it wants a call, and whether it wants exactly one."""
+    if choice is None or isinstance(choice, str):
+        if choice is not None and choice not in _CHOICES:
+            raise _wrong("tool_choice", ", ".join(_CHOICES) + " or an object", choice)
+        return None, choice == "required", False
+    kind = choice.get("type")
+    if kind in ("function", "custom"):
+        return frozenset({_reference(choice, "tool_choice", defined)}), True, True
+    if kind != "allowed_tools":
+        raise _wrong("tool_choice.type", '"function", "custom" or "allowed_tools"', kind)
+    path, allowed = "tool_choice.allowed_tools", choice.get("allowed_tools")
+    if not isinstance(allowed, Mapping):
+        raise _wrong(path, "an object", allowed)
+    if allowed.get("mode") not in ("auto", "required"):
+        raise _wrong(f"{path}.mode", '"auto" or "required"', allowed.get("mode"))
+    listed = allowed.get("tools")
+    if not isinstance(listed, list) or not listed:
+        raise _wrong(f"{path}.tools", "an array that is not empty", listed)
+    names = [_reference(part, f"{path}.tools[{at}]", defined) for at, part in enumerate(listed)]
+    if len(set(names)) < len(names):
+        raise RequestError(f"`{path}.tools`: a tool is named twice", param=f"{path}.tools")
+    return frozenset(names), allowed["mode"] == "required", False
+
+
+def _reference(part: Any, path: str, defined: Sequence[_Defined]) -> str:
+    """The name of a declared tool that ``part`` names."""
+    if not isinstance(part, Mapping):
+        raise _wrong(path, "an object", part)
+    kind = part.get("type")
+    if kind not in ("function", "custom"):
+        raise _wrong(f"{path}.type", '"function" or "custom"', kind)
+    body = part.get(kind)
+    if not isinstance(body, Mapping):
+        raise _wrong(f"{path}.{kind}", "an object with a name", body)
+    name = body.get("name")
+    found = next((found for found in defined if found.tool.name == name), None)
+    if found is None or found.shown["type"] != kind:
+        raise _wrong(f"{path}.{kind}.name", f"the name of a {kind} in `tools`", name)
+    return found.tool.name
+
+
+def _needs_masks(param: str, what: str, constrained: bool) -> None:
+    if not constrained:
+        raise RequestError(
+            f"{what} needs constrained decoding, which is not supported here",
+            param=param,
+            code="constrained_decoding_unsupported",
+        )
+
+
+def _wrong(param: str, expected: str, found: Any) -> RequestError:
+    return RequestError(f"`{param}`: expected {expected}, found {shorten(found)}", param=param)
