@@ -26,6 +26,10 @@ CAPACITY = {
     "prefill_budget_tokens": "Prompt tokens a tick while replies run; -1 automatic, 0 whole prompts.",
     "prefill_idle_budget_tokens": "The same while none runs; 0 uses the other.",
     "mtp_depth": "Most tokens drafted a step.",
+    "mtp_schedule": "Verify as many drafts as pay, by how many stood lately.",
+    "mtp_schedule_min_depth": "Fewest drafts that a step then verifies.",
+    "mtp_schedule_base_ms": "What a step then is taken to cost, in ms.",
+    "mtp_schedule_row_ms": "What a row of it then is taken to cost, in ms.",
     "pipeline": "On a GPU, launch the next step before the host has read the last one.",
     "decode_graph": "On a GPU, run decode steps from captured graphs.",
 }

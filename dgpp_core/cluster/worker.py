@@ -35,6 +35,7 @@ from dgpp_core.engine.rehearsal import rehearse, warm
 from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.scheduler.messages import VERSION, Boot, Failed, Loading, Ready
+from dgpp_core.scheduler.sizing import step_depths
 
 BEAT_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
@@ -92,7 +93,7 @@ def _make_ready(engine: Engine, settings: EngineSettings, channel: Channel) -> b
     chunk = min(settings.idle_budget or engine.geometry.context, engine.geometry.context)
     if engine.device.type == "cuda":
         if settings.decode_graph:
-            for family in engine.use_graphs():
+            for family in engine.use_graphs(step_depths(engine.geometry, settings)):
                 channel.send(Loading(f"graph: {family}"))
         channel.send(Loading("kernels"))
         warm(engine, chunk)

@@ -92,7 +92,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         pipeline: on a GPU, launch the next step before the host has read the last one.
         decode_graph: on a GPU, run decode steps from captured graphs.
         graph_batch_min_live: fewest requests that share a graph.
-        mtp, mtp_depth: drafting and the most tokens drafted a step; ``mtp_schedule*`` choose the depth by its worth.
+        mtp, mtp_depth: drafting and the most tokens drafted a step.
+        mtp_schedule: verify as many drafts as pay, by how many stood lately and what a step and a row of it cost.
         sampling_candidates: candidates kept by the sampler's first pass.
         prefill, ngram_table, dense_weights, fp8_head, bf16_weights: forms that single families offer.
         rope_scaling: YaRN, for families that take it.
@@ -174,8 +175,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 IDLE_KEYS = (
     "kv_dtype", "prefix_min_tokens", "prefix_head_snapshots", "admission_gather_ms", "stats_interval_s",
-    "embed_sharding", "file_inputs", "mtp_schedule", "mtp_schedule_row_ms",
-    "mtp_schedule_base_ms", "mtp_schedule_lambda", "mtp_schedule_min_depth", "mtp_schedule_adapt",
+    "embed_sharding", "file_inputs", "mtp_schedule_lambda", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "prefill", "ngram_table", "dense_weights", "fp8_head",
     "bf16_weights", "bulk_pace_gbps", "bulk_inflight", "rendezvous_timeout_ms",
 )  # fmt: skip

@@ -106,10 +106,11 @@ class Engine:
         return self.registers.drafts
 
     @torch.inference_mode()
-    def use_graphs(self, *, capture: bool = True) -> Iterator[str]:
+    def use_graphs(self, depths: Sequence[int] = (), *, capture: bool = True) -> Iterator[str]:
         """Run decode steps from static buffers from now on, captured into graphs on CUDA; yields what it works on.
 
         Args:
+            depths: draft depths that steps may have; by default the engine's own.
             capture: without it the buffers are used and nothing is captured, to tell one from the other.
 
         Raises:
@@ -117,7 +118,7 @@ class Engine:
         """
         # A drafter that recurses goes on for less than a step's width past the verified rows.
         length = self.geometry.context + self.geometry.slack - self.geometry.step_width
-        runner = StaticRunner(self.program, self.geometry.slots, [self.depth], length, self.device)
+        runner = StaticRunner(self.program, self.geometry.slots, depths or [self.depth], length, self.device)
         if capture and self.device.type == "cuda":
             yield from runner.capture()
         self.runner = runner

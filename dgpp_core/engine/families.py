@@ -13,3 +13,12 @@ def family_sizes(slots: int) -> list[int]:
         sizes |= {size, size * 3 // 2}
         size *= 2
     return sorted(size for size in sizes if size <= slots)
+
+
+def depth_ladder(depth: int, least: int) -> tuple[int, ...]:
+    """Draft depths that steps may have where the depth follows what stands: powers of two and ``depth`` itself.
+
+    Args:
+        least: no shallower one, unless ``depth`` is.
+    """
+    return tuple(sorted({depth, *(rung for rung in (1, 2, 4, 8) if least <= rung < depth)}))

@@ -198,7 +198,10 @@ class StaticRunner:
     def verify(self, slots: Sequence[int], depth: int, max_length: int) -> Step:
         """See `dgpp_core.engine.runner.Runner`; ``max_length`` is the family's own."""
         size = next(size for size in self._sizes if size >= len(slots))
-        family = self._families[size, depth]
+        family = self._families.get((size, depth))
+        if family is None:
+            known = ", ".join(str(each) for each in sorted({each for _, each in self._families}))
+            raise EngineError("a step of a depth that was not prepared", found=str(depth), expected=f"one of {known}")
         family.take(slots)
         if self.mark is not None:
             self.mark("begin")

@@ -25,7 +25,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         admission_window: tokens a ``grow`` reservation reaches past what is there.
         prefill_budget: prompt tokens a tick while requests decode; 0 is whole prompts.
         prefill_idle_budget: the same while nothing decodes; 0 is ``prefill_budget``.
-        depth: draft tokens a decode step verifies.
+        depth: most draft tokens a decode step verifies.
+        ladder: depths to choose from by how many drafts stand, the last one `depth`; empty verifies `depth` always.
+        base_ms, row_ms: what a step and each row of it are taken to cost there.
         max_context: most tokens (prompt and reply) of one request.
         prefix_cache: whether prefixes are kept at all.
     """
@@ -42,6 +44,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     prefill_budget: int = 256
     prefill_idle_budget: int = 0
     depth: int = 0
+    ladder: tuple[int, ...] = ()
+    base_ms: float = 28.0
+    row_ms: float = 8.0
     max_context: int
     prefix_cache: bool = True
 
@@ -52,6 +57,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value < low:
                 raise ConfigError("a scheduler limit is too small", where=name, found=str(value), expected=f">= {low}")
+
+        if self.ladder and (self.ladder[-1] != self.depth or tuple(sorted(set(self.ladder))) != self.ladder):
+            expected = f"ascending depths up to {self.depth}"
+            raise ConfigError("a ladder of depths is out of order", found=str(self.ladder), expected=expected)
 
     @property
     def step_width(self) -> int:

@@ -16,6 +16,7 @@ import msgspec
 from dgpp_core.api.errors import EngineError
 from dgpp_core.engine.operations import Decode, Operation, Prefill, SlotResult, StepResult
 from dgpp_core.scheduler.counters import Counters
+from dgpp_core.scheduler.depth import DepthLadder
 from dgpp_core.scheduler.door import refusal
 from dgpp_core.scheduler.limits import Limits
 from dgpp_core.scheduler.messages import Ending, Reason, Stats, Submit, Update
@@ -69,6 +70,7 @@ class Scheduler:
         self._queue: list[Request] = []
         self._running: list[Request] = []
         self._launched: dict[int, tuple[_Step, ...]] = {}
+        self._ladder = DepthLadder(limits.ladder, limits.base_ms, limits.row_ms)
         self._counters = Counters()
         self._arrivals = 0
         self._tick = 0
@@ -192,6 +194,7 @@ class Scheduler:
         logprobs = answer.logprobs[: len(tokens)] if answer.logprobs is not None else None
         self._updates.append(Update(id=submit.id, tokens=tokens, logprobs=logprobs))
         self._counters.committed(tokens=len(tokens), drafted=answer.drafted, accepted=len(answer.tokens) - 1)
+        self._ladder.note(answer.drafted, len(answer.tokens) - 1)
         if reason is not None:
             self._end(request, reason)
 
@@ -285,11 +288,11 @@ class Scheduler:
     def _decode(self, requests: list[Request]) -> None:
         if not requests:
             return
-        depth = self._limits.depth
+        depth = self._ladder.choose(len(requests)) if self._limits.ladder else self._limits.depth
         self._operations.append(Decode(slots=tuple(sorted(request.slot for request in requests)), depth=depth))
         for request in requests:
-            self._launch(request, most=self._limits.step_width)
-        self._counters.decode(len(requests), self._limits.step_width)
+            self._launch(request, most=depth + 1)
+        self._counters.decode(len(requests), depth + 1)
 
     def _launch(self, request: Request, most: int) -> None:
         request.outstanding += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.families import depth_ladder
 from dgpp_core.engine.geometry import Geometry
 from dgpp_core.scheduler.limits import Limits
 
@@ -16,6 +17,7 @@ def limits_from(
         needs_snapshot: the model has window or recurrent state.
         decode_rows_match_prefill: see `Limits`.
     """
+    depth = geometry.step_width - 1
     return Limits(
         slots=geometry.slots,
         blocks=geometry.blocks,
@@ -28,7 +30,16 @@ def limits_from(
         admission_window=settings.admission_window,
         prefill_budget=settings.busy_budget,
         prefill_idle_budget=settings.prefill_idle_budget_tokens,
-        depth=geometry.step_width - 1,
+        depth=depth,
+        ladder=step_depths(geometry, settings) if settings.mtp_schedule and depth else (),
+        base_ms=settings.mtp_schedule_base_ms,
+        row_ms=settings.mtp_schedule_row_ms,
         max_context=geometry.context,
         prefix_cache=settings.prefix_cache_gib > 0,
     )
+
+
+def step_depths(geometry: Geometry, settings: EngineSettings) -> tuple[int, ...]:
+    """Draft depths that an engine's steps may have."""
+    depth = geometry.step_width - 1
+    return depth_ladder(depth, settings.mtp_schedule_min_depth) if settings.mtp_schedule else (depth,)

@@ -18,7 +18,7 @@ from dgpp_core.engine.plan import Plan, make_plan
 from dgpp_core.engine.rehearsal import warm
 from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.host.loading import LoadedModel
-from dgpp_core.scheduler.sizing import limits_from
+from dgpp_core.scheduler.sizing import limits_from, step_depths
 from dgpp_core.testing.random_weights import RandomWeights
 from dgpp_core.testing.world import World
 
@@ -96,7 +96,7 @@ class Subject:
     def _make_ready(self, engine: Engine) -> None:
         if self.device.type == "cuda":
             if self.settings.decode_graph:
-                for _ in engine.use_graphs():
+                for _ in engine.use_graphs(step_depths(engine.geometry, self.settings)):
                     pass
             warm(engine, self.settings.idle_budget or engine.geometry.context)
 

@@ -18,7 +18,7 @@ from dgpp_core.sampling.params import GREEDY, SamplingParams
 from dgpp_core.scheduler.limits import Limits
 from dgpp_core.scheduler.messages import Submit
 from dgpp_core.scheduler.scheduler import Scheduler, TickOutput
-from dgpp_core.scheduler.sizing import limits_from
+from dgpp_core.scheduler.sizing import limits_from, step_depths
 from dgpp_core.scheduler.stepper import Stepper
 
 
@@ -76,7 +76,7 @@ class World:
         prepared = prepare(model, folder, settings, "cpu" if device == "cpu" else "cuda", world=ranks)
         engine = build_engine(prepared, torch.device(device), lambda stage, done, total: None, bus)
         if (device != "cpu" and settings.decode_graph) if static is None else static:
-            for _ in engine.use_graphs():
+            for _ in engine.use_graphs(step_depths(prepared.geometry, settings)):
                 pass
         limits = limits_from(
             prepared.geometry,

@@ -150,6 +150,8 @@ def test_every_option_reaches_its_setting(kind: type, section: str, name: str) -
         arguments = [f"--{flag}" if value else f"--no-{flag}"]
     if name == "prefill_idle_budget_tokens":
         value, arguments = 512, ["--prefill-idle-budget-tokens=512"]
+    if name == "mtp_schedule_min_depth":
+        value, arguments = 2, ["--mtp-schedule-min-depth=2", "--mtp-depth=2"]
     assert resolved("--plugin", "smollm2", *arguments)[section][name] == value
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -124,3 +125,15 @@ def test_more_shapes_than_can_be_captured_are_refused(toy: LoadedModel, toy_chec
     with pytest.raises(EngineError, match="too many decode shapes") as error:
         StaticRunner(engine.program, 1000, range(6), 100, engine.device)
     assert str(MAX_FAMILIES) in error.value.expected
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_depth_that_follows_what_stands_changes_no_token(
+    toy: LoadedModel, toy_checkpoint: Path, static: bool
+) -> None:
+    plain = World.from_checkpoint(toy, toy_checkpoint, SETTINGS).reply(PROMPTS[1], 60).tokens
+    settings = msgspec.structs.replace(SETTINGS, mtp_schedule=True, mtp_schedule_row_ms=40.0)
+    adaptive = World.from_checkpoint(toy, toy_checkpoint, settings, lag=1, static=static)
+    assert adaptive.reply(PROMPTS[1], 60).tokens == plain
+    stats = adaptive.scheduler.stats()
+    assert stats.drafted_at[0] > stats.drafted_at[1] > 0, "both depths were used"
