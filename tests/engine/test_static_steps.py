@@ -131,9 +131,9 @@ def test_more_shapes_than_can_be_captured_are_refused(toy: LoadedModel, toy_chec
 def test_a_depth_that_follows_what_stands_changes_no_token(
     toy: LoadedModel, toy_checkpoint: Path, static: bool
 ) -> None:
-    plain = World.from_checkpoint(toy, toy_checkpoint, SETTINGS).reply(PROMPTS[1], 60).tokens
-    settings = msgspec.structs.replace(SETTINGS, mtp_schedule=True, mtp_schedule_row_ms=40.0)
+    plain = World.from_checkpoint(toy, toy_checkpoint, SETTINGS).reply(PROMPTS[1], 200).tokens
+    settings = msgspec.structs.replace(SETTINGS, mtp_schedule=True, mtp_schedule_row_ms=100.0)
     adaptive = World.from_checkpoint(toy, toy_checkpoint, settings, lag=1, static=static)
-    assert adaptive.reply(PROMPTS[1], 60).tokens == plain
+    assert adaptive.reply(PROMPTS[1], 200).tokens == plain
     stats = adaptive.scheduler.stats()
     assert stats.drafted_at[0] > stats.drafted_at[1] > 0, "both depths were used"
