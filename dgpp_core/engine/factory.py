@@ -134,7 +134,9 @@ def build_engine(
         raise EngineError("the bus connects another number of ranks", found=str(bus.world), expected=expected)
     depth = prepared.geometry.step_width - 1
     with torch.inference_mode():
+        _spare_reserve(device)
         target, drafter = _models(prepared, device, progress, bus, weights, images)
+        _spare_reserve(device)
         return Engine(
             target,
             drafter if depth else None,
@@ -185,3 +187,14 @@ def _models(
         return build(weights or load())
     place = images.place(model.spec.name, model.plugin.identity(), table, prepared.entries, part)
     return build_with_image(place, load, build, lambda done, total: progress("resident image", done, total))
+
+
+def _spare_reserve(device: torch.device) -> None:
+    """Keep what torch reserves on a GPU near what tensors use, so that the memory plan holds for the card too.
+
+    Blocks of the many sizes that loading takes on the way are given back, and from now on segments grow instead of
+    being cached by size.
+    """
+    if device.type == "cuda":
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch.cuda.empty_cache()

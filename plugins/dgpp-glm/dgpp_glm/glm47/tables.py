@@ -74,7 +74,7 @@ class _Tables:
         yield self.dense(f"{name}.gate", (c.n_routed_experts, c.hidden_size), f"{to}.router")
         yield Binding(
             name=f"{name}.gate.e_score_correction_bias", shape=(c.n_routed_experts,), target=f"{to}.router_bias",
-            role="vector", formats=("F32",), init=Init(std=0.3),
+            role="vector", formats=("F32",), init=Init(std=0.01),
         )  # fmt: skip
         for expert in (*(f"experts.{e}" for e in range(c.n_routed_experts)), "shared_experts"):
             yield from self.feed_forward(f"{name}.{expert}", f"{to}.experts", c.moe_intermediate_size, draft)
