@@ -189,11 +189,13 @@ def variants(rows: list[int], contexts: list[int]) -> None:
     """Decode attention alone, microseconds, by kernel, warps x strips, registers and programs a row and head."""
     figures = [(m, c) for m in rows for c in contexts]
     print("rows x context:", ", ".join(f"{m}x{c}" for m, c in figures))
-    for warps, least, registers in ((4, 1, 168), (4, 2, 168), (4, 4, 168), (4, 2, None), (8, 1, 128), (8, 1, None)):
+    tried = ((4, 1, 168, False), (4, 1, 168, True), (4, 2, 168, False), (4, 2, 168, True), (4, 2, None, True))
+    for warps, least, registers, fetch in (*tried, (8, 1, 128, False)):
         for spread in (1, 2, 4, 8, 16, 32):
-            choice = DecodeChoice("strips", warps, least, registers, spread)
+            choice = DecodeChoice("strips", warps, least, registers, fetch, spread)
             spent = [decode(m, c, choice=choice)[1].microseconds for m, c in figures]
-            print(f"strips {warps}x{least} registers {registers} spread {spread:2}:", *(f"{us:7.2f}" for us in spent))
+            name = f"strips {warps}x{least} registers {registers} {'fetch' if fetch else '     '} spread {spread:2}:"
+            print(name, *(f"{us:7.2f}" for us in spent))
     for spread in (2, 8, 32):
         spent = [decode(m, c, choice=DecodeChoice("tiles", spread=spread))[1].microseconds for m, c in figures]
         print(f"tiles spread {spread:2}:", *(f"{us:7.2f}" for us in spent))

@@ -52,6 +52,7 @@ class DecodeChoice(Struct, frozen=True):
         kernel: "strips" for the shapes that fit it, "tiles" for any.
         warps, least: of a program, and strips a warp of the smallest part; they decide a row's bits.
         registers: a thread may use, where that is limited at all.
+        fetch: all of a program's keys are asked for before it waits.
         spread: programs a row and key head; None goes by the number of rows.
     """
 
@@ -59,6 +60,7 @@ class DecodeChoice(Struct, frozen=True):
     warps: int = WARPS
     least: int = LEAST
     registers: int | None = REGISTERS
+    fetch: bool = True
     spread: int | None = None
 
 
@@ -162,7 +164,7 @@ class CudaGqa:
         if choice.kernel == "strips":
             pools = (*pools, k_pool.view(torch.int32), v_pool.view(torch.int32))
             registers = choice.registers if capability(qkv.device) == 90 else None
-            kernel, meta = strip_attention, strip_meta(shape, choice.warps, choice.least, registers)
+            kernel, meta = strip_attention, strip_meta(shape, choice.warps, choice.least, registers, choice.fetch)
         kernel[(lines, choice.spread or spread_of(lines))](
             out, qkv, *self._vectors(qkv), *pools, tables, batch.positions,
             values, stats, self._arrived, tables.shape[1], segment, self.scale, self.eps, **meta,

@@ -76,6 +76,27 @@ def strip(
     return gl.load(pool + (base + (n * WORDS + word)), mask=there, other=0, cache_modifier=".cg")
 
 
+# $1 an address, $2 whether to ask for the $3 bytes there; $0 is nothing.
+FETCH = gl.constexpr("""{
+.reg .pred wanted;
+setp.ne.s32 wanted, $2, 0;
+@wanted cp.async.bulk.prefetch.L2.global [$1], $3;
+mov.u32 $0, 0;
+}""")
+
+
+@gluon.jit
+def fetch_rows(pool, table, head, first, end, KV: gl.constexpr, WORDS: gl.constexpr, BLOCK: gl.constexpr):
+    """Ask the second-level cache for the blocks of tokens ``first`` (a tensor), where those are before ``end``."""
+    block = gl.load(table + first // BLOCK, mask=first < end, other=0)
+    rows = pool + (block * KV + head) * (BLOCK * WORDS)
+    bytes_ = gl.full(first.shape, BLOCK * WORDS * 4, gl.int32, first.type.layout)
+    wanted = (first < end).to(gl.int32)
+    gl.inline_asm_elementwise(
+        FETCH, "=r,l,r,r", [rows.to(gl.int64, bitcast=True), wanted, bytes_], gl.int32, is_pure=False, pack=1
+    )
+
+
 @gluon.jit
 def with_new(words, lines, first, start, position, L: gl.constexpr, W: gl.constexpr):
     """A strip with the step's own tokens ``start .. position`` taken from the shared ``lines`` ``[16, WORDS]``."""

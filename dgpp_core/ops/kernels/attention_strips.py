@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from dgpp_core.ops.kernels.attention_decode import PARTS
 from dgpp_core.ops.kernels.attention_fragments import (
+    fetch_rows,
     fold_layout,
     key_layout,
     key_operand,
@@ -167,6 +168,7 @@ def strip_attention(
     MERGED: gl.constexpr,
     BIASED: gl.constexpr,
     NORMED: gl.constexpr,
+    FETCH: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Grid (rows * KV, spread), arguments as of `dgpp_core.ops.kernels.attention_decode.decode_attention`.
@@ -174,6 +176,7 @@ def strip_attention(
     Args:
         k_words, v_words: the pools as int32.
         LEAST: strips a warp of the smallest part.
+        FETCH: ask for all later strips before the wait; a tile must be whole blocks.
     """
     TILE: gl.constexpr = 16 * W
     WORDS: gl.constexpr = SPAN // 2
@@ -201,6 +204,13 @@ def strip_attention(
         begin = slot * per_part * TILE
         k = strip(k_words, table, head, begin, start, LK, KV, WORDS, BLOCK, W)
         v = strip(v_words, table, head, begin, start, LV, KV, WORDS, BLOCK, W)
+        items = ((parts - 1 - slot) // spread + 1) * per_part
+        if FETCH and items > 1:
+            ahead = 1 + gl.arange(0, 32 * W, gl.BlockedLayout([1], [32], [W], [0]))
+            tile = (slot + (ahead // per_part) * spread) * per_part + ahead % per_part
+            end = gl.where(ahead < items, start, 0)
+            fetch_rows(k_words, table, head, tile * TILE, end, KV, WORDS, BLOCK)
+            fetch_rows(v_words, table, head, tile * TILE, end, KV, WORDS, BLOCK)
         h = gl.arange(0, 16, gl.SliceLayout(1, L))
         d = gl.arange(0, SPAN, gl.SliceLayout(0, L))
         token = start + (h - start) % 16
@@ -224,7 +234,6 @@ def strip_attention(
         fold_values = gl.allocate_shared_memory(gl.float32, [W, 16, SPAN], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
         fold_tops = gl.allocate_shared_memory(gl.float32, [W, 16], SHARED)
         fold_totals = gl.allocate_shared_memory(gl.float32, [W, 16], SHARED)
-        items = ((parts - 1 - slot) // spread + 1) * per_part
         last = ((slot + ((items - 1) // per_part) * spread + 1) * per_part) * TILE
         if last > start:
             source = mine + (token - position)[:, None] * WIDTH
@@ -304,7 +313,11 @@ def fits(shape: HeadShape) -> bool:
 
 
 def strip_meta(
-    shape: HeadShape, warps: int = WARPS, least: int = LEAST, registers: int | None = REGISTERS
+    shape: HeadShape,
+    warps: int = WARPS,
+    least: int = LEAST,
+    registers: int | None = REGISTERS,
+    fetch: bool = True,
 ) -> dict[str, Any]:
     """Compile-time arguments, the same for every number of rows and of rows a segment."""
     return {
@@ -319,6 +332,7 @@ def strip_meta(
         "MERGED": 4,
         "BIASED": shape.biased,
         "NORMED": shape.normed,
+        "FETCH": fetch and shape.block == 16 * warps,
         "PDL": True,
         "launch_pdl": True,
         "num_warps": warps,
