@@ -1,0 +1,1 @@
+"""Replies held to a grammar: schemas checked, grammars compiled, tokens masked."""

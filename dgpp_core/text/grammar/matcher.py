@@ -1,0 +1,150 @@
+"""A reply in the making, held to its grammar: which tokens may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import llguidance
+
+from dgpp_core.text.grammar.spec import Grammar
+from dgpp_core.text.grammar.vocabulary import Vocabulary, Words, allow, allowed, clear, reason
+
+
+class _Place:
+    """Where in the reply a matcher is, but for the parser.
+
+    Attributes:
+        seen: inside reasoning, how much of the closing marker the reply has come to last; -1 in the content.
+        fresh: no token has come, and the model may open reasoning.
+        ended: an end has come.
+    """
+
+    __slots__ = ("ended", "fresh", "seen")
+
+    def __init__(self, seen: int, fresh: bool, ended: bool = False) -> None:
+        self.seen, self.fresh, self.ended = seen, fresh, ended
+
+    def copy(self) -> _Place:
+        return _Place(self.seen, self.fresh, self.ended)
+
+
+class Matcher:
+    """One reply's matcher. A mask is a pure function of the grammar, the vocabulary and the tokens that were taken.
+
+    Args:
+        parser: at the start of the grammar; it is not changed.
+
+    Attributes:
+        fault: why the grammar cannot be followed any further, if so; from then on only the ends are allowed, and
+            the reply must not be taken for a complete one.
+    """
+
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, parser: llguidance.LLMatcher) -> None:
+        self._grammar, self._vocabulary = grammar, vocabulary
+        self._start, self._parser = parser, parser.deep_copy()
+        self._parsed: list[int] = []
+        self._closer = grammar.closer.encode()
+        self._opener = _single(vocabulary, grammar.opener) if grammar.start == "either" else -1
+        self._place = _Place(0 if grammar.start == "reasoning" else -1, fresh=self._opener >= 0)
+        self.fault = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the reply may end here."""
+        return self._place.ended or (self._place.seen < 0 and not self.fault and self._parser.is_accepting())
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Tokens that are now part of the reply. One that no mask allowed is a `fault`."""
+        for token in tokens:
+            if not self.fault and not self._take(token):
+                broken = self._parser.is_error()
+                self.fault = reason(self._parser) if broken else f"token {token} does not continue the grammar"
+
+    def masks(self, drafts: Sequence[int] = ()) -> Words:
+        """Which tokens may come next, and after each of ``drafts``.
+
+        Returns:
+            int32 ``[1 + drafts, words]``. Rows behind a draft that is not allowed allow everything: nothing that is
+            picked there can stand.
+        """
+        rows = self._vocabulary.empty(1 + len(drafts))
+        self.fault = self.fault or self._fill(rows[0])
+        if self.fault:
+            self._only_ends(rows[0])
+        kept, parsed = self._place.copy(), len(self._parsed)
+        for at, draft in enumerate(drafts):
+            known = 0 <= draft < self._vocabulary.width
+            if self.fault or not known or not allowed(rows[at], draft):
+                rows[at + 1 :] = -1
+                break
+            if not self._take(draft) or self._fill(rows[at + 1]):
+                # Known of the reply only if it comes here: then the next look at it says so.
+                self._only_ends(rows[at + 1])
+                rows[at + 2 :] = -1
+                break
+        self._go_back(kept, parsed)
+        return rows
+
+    def _go_back(self, place: _Place, parsed: int) -> None:
+        extra = len(self._parsed) - parsed
+        self._place, self._parsed = place, self._parsed[:parsed]
+        if not self.fault and (self._parser.is_error() or (extra and not self._parser.rollback(extra))):
+            self._parser = self._start.deep_copy()
+            self._parser.consume_tokens(self._parsed)
+
+    def _fill(self, row: Words) -> str:
+        """Write the mask; returns why there is none, if so."""
+        ends, place = self._grammar.ends, self._place
+        if place.seen >= 0:
+            row[:] = self._vocabulary.while_reasoning(self._grammar.closer, place.seen, ends)
+            return ""
+        if not place.ended:
+            self._parser.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            if self._parser.is_error():
+                return reason(self._parser)
+            clear(row, self._vocabulary.end)
+        if self.complete:
+            for token in ends:
+                allow(row, token)
+        if place.fresh:
+            allow(row, self._opener)
+        return "" if row.any() else "nothing can follow"
+
+    def _only_ends(self, row: Words) -> None:
+        row[:] = 0
+        for token in self._grammar.ends:
+            allow(row, token)
+
+    def _take(self, token: int) -> bool:
+        """Whether ``token`` continues the reply; if so it is part of it."""
+        place = self._place
+        fresh, place.fresh = place.fresh, False
+        if place.ended:
+            return True
+        if place.seen >= 0:
+            self._reason(self._vocabulary.text(token, self._closer))
+            return True
+        if fresh and token == self._opener:
+            place.seen = 0
+            return True
+        if token in self._grammar.ends and self._parser.is_accepting():
+            place.ended = True
+            return True
+        taken = not self._parser.is_error() and self._parser.try_consume_tokens([token]) == 1
+        self._parsed += [token] * taken
+        return taken
+
+    def _reason(self, text: bytes) -> None:
+        """Reasoning goes on by ``text``, or ends with it."""
+        mark = self._closer
+        read = mark[: self._place.seen] + text
+        if mark in read:
+            self._place.seen = -1
+            return
+        self._place.seen = next(size for size in range(len(mark) - 1, -1, -1) if read.endswith(mark[:size]))
+
+
+def _single(vocabulary: Vocabulary, text: str) -> int:
+    """The id whose text is ``text``, or -1."""
+    piece = text.encode()
+    return vocabulary.pieces.index(piece) if piece and piece in vocabulary.pieces else -1

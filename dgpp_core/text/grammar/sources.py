@@ -1,0 +1,93 @@
+"""Grammar sources in the library's Lark dialect.
+
+Every source turns forcing off: the library would otherwise allow one spelling of text that is certain, and a mask would
+depend on how the tokenizer splits it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from dgpp_core.text.grammar.schema import check_schema
+
+MAX_SPACE = 16
+"""White space characters between two parts of a JSON text."""
+
+_SPACE = rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACE}}}"
+_JSON_OPTIONS = {"no_forcing": True, "skip_repetition": "once"}
+_TEXT_OPTIONS = {"no_forcing": True}
+_OUTSIDE = re.compile(
+    r"""(?P<literal>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[imslux]*|(?://|\#)[^\n]*)|(?P<refused>%(?!ignore\b|import\b)\w+|<|@\w+|\w\[|\b[A-Za-z_]\w*\.-?\d)"""
+)
+
+
+class GrammarError(ValueError):
+    """A grammar that is not taken; the message says why."""
+
+
+def json_object() -> str:
+    """Any JSON object."""
+    return _json({"type": "object"})
+
+
+def json_schema(schema: Any) -> str:
+    """A JSON value that conforms to ``schema``; properties come in the schema's order.
+
+    Raises:
+        SchemaError: the schema cannot be enforced.
+    """
+    return _json(check_schema(schema))
+
+
+def inline_json(checked: Any) -> str:
+    """A schema that `check_schema` gave, as a term of a Lark rule."""
+    root = {"allOf": [checked]} if isinstance(checked, bool) else checked
+    return "%json " + json.dumps({"x-guidance": {"whitespace_pattern": _SPACE}} | root)
+
+
+def regex(pattern: str) -> str:
+    """A text that matches ``pattern`` (Rust's syntax) as a whole.
+
+    Raises:
+        GrammarError: the pattern ends in a lone backslash or is empty.
+    """
+    return f"{_options(_TEXT_OPTIONS)}\nstart: BODY\nBODY: {slashed(pattern)}\n"
+
+
+def slashed(pattern: str) -> str:
+    """``pattern`` between slashes, as a Lark terminal has it.
+
+    Raises:
+        GrammarError: it ends in a lone backslash or is empty.
+    """
+    parts = re.findall(r"\\(?s:.)|[^\\]", pattern)
+    if not pattern or sum(map(len, parts)) != len(pattern):
+        raise GrammarError("the pattern is empty or ends in a lone backslash")
+    spelled = {"/": r"\/", "\n": r"\n", "\\\n": r"\n", "\r": r"\r"}
+    return "/" + "".join(spelled.get(part, part) for part in parts) + "/"
+
+
+def lark(definition: str) -> str:
+    """A text of the client's own grammar, whose first rule is ``start``.
+
+    Raises:
+        GrammarError: it uses what is not plain Lark: control tokens, rule attributes, priorities, templates of the
+            library.
+    """
+    for found in _OUTSIDE.finditer(definition):
+        if found["refused"]:
+            line = definition.count("\n", 0, found.start()) + 1
+            raise GrammarError(f"line {line}: {found['refused']!r} is not supported")
+    return f"{_options(_TEXT_OPTIONS)}\n{definition}\n"
+
+
+def _json(checked: Any) -> str:
+    """White space before the value is a terminal of its own; none comes after it, where the reply has to end."""
+    space = f"%ignore /{_SPACE}/\nSPACE: /{_SPACE}/"
+    return f"{_options(_JSON_OPTIONS)}\n{space}\nstart: value | SPACE value\nvalue: {inline_json(checked)}\n"
+
+
+def _options(options: dict[str, Any]) -> str:
+    return "%llguidance " + json.dumps(options)

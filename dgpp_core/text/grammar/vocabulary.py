@@ -1,0 +1,127 @@
+"""The tokens of a model as the grammar library knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from dgpp_core.text.grammar.limits import MAX_ALTERNATIVES, limits
+from dgpp_core.text.grammar.sources import GrammarError
+from dgpp_core.text.tokenizer import Tokenizer
+
+Words = NDArray[np.int32]
+"""A mask: token i is bit i % 32 of word i // 32."""
+
+
+class Vocabulary:
+    """The tokens of a model, made once.
+
+    Control tokens (added tokens that are not white space) are no text: they are allowed only where a grammar names
+    them by id.
+
+    Args:
+        pieces: bytes of each id.
+        control: ids of control tokens.
+        silent: ids that a reply shows nothing of.
+        width: rows of the model's output head; ids beyond ``pieces`` are never allowed.
+        end: an id that ends a reply.
+    """
+
+    def __init__(
+        self, pieces: Sequence[bytes], control: frozenset[int], silent: frozenset[int], width: int, end: int
+    ) -> None:
+        self.pieces = tuple(pieces[:width]) + (b"",) * (width - len(pieces))
+        self.silent, self.width, self.end = silent, width, end
+        self.words = (width + 31) // 32
+        wrapper = llguidance.TokenizerWrapper(_Source(self.pieces, sorted(control), end))
+        self._tokens = llguidance.LLTokenizer(wrapper, eos_token=end)
+        self._reasoning: dict[tuple[str, int], Words] = {}
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, width: int, end: int) -> Vocabulary:
+        """The vocabulary of ``tokenizer``."""
+        pieces = [tokenizer.token_bytes(number) for number in range(tokenizer.vocab_size)]
+        texts = [piece.decode("utf-8", "replace") for piece in pieces]
+        control = frozenset(n for n, text in enumerate(texts) if tokenizer.is_added(text) and not text.isspace())
+        silent = frozenset(n for n in range(len(pieces)) if tokenizer.is_special(n))
+        return cls(pieces, control | {end}, silent, width, end)
+
+    def parser(self, source: str, max_alternatives: int = MAX_ALTERNATIVES) -> llguidance.LLMatcher:
+        """A parser at the start of a grammar; `LLMatcher.deep_copy` gives more of them.
+
+        Raises:
+            GrammarError: the source is malformed, too large or matches nothing.
+        """
+        parser = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=limits(max_alternatives))
+        if parser.is_error():
+            raise GrammarError(reason(parser))
+        return parser
+
+    def empty(self, rows: int) -> NDArray[np.int32]:
+        """Zeroed masks, int32 ``[rows, words]``."""
+        return np.zeros((rows, self.words), dtype=np.int32)
+
+    def text(self, token: int, closer: bytes) -> bytes:
+        """What ``token`` adds to reasoning that ``closer`` ends."""
+        piece = self.pieces[token] if 0 <= token < self.width else b""
+        return piece if piece == closer or token not in self.silent else b""
+
+    def while_reasoning(self, closer: str, seen: int, ends: Sequence[int]) -> Words:
+        """The mask inside reasoning: everything but the ends and tokens that would close it and go on in one.
+
+        Args:
+            seen: bytes of ``closer`` that the reply has come to last.
+        """
+        key = (closer, seen)
+        if key not in self._reasoning:
+            mark = closer.encode()
+            mask = np.full(self.words, -1, dtype=np.int32)
+            for token, piece in enumerate(self.pieces):
+                if mark[-1:] in piece:
+                    read = mark[:seen] + self.text(token, mark)
+                    if mark in read and not read.endswith(mark):
+                        clear(mask, token)
+            self._reasoning[key] = mask
+        mask = self._reasoning[key].copy()
+        for token in ends:
+            clear(mask, token)
+        return mask
+
+
+class _Source:
+    """What the library reads tokens from."""
+
+    def __init__(self, tokens: Sequence[bytes], special_token_ids: Sequence[int], end: int) -> None:
+        self.tokens, self.special_token_ids = list(tokens), list(special_token_ids)
+        self.eos_token_id, self.bos_token_id = end, None
+
+    def __call__(self, text: Any) -> NoReturn:
+        """Tokenize; only forced text would be, and no source of ours allows that."""
+        raise NotImplementedError
+
+
+def allow(mask: Words, token: int) -> None:
+    """Set the bit of ``token``."""
+    mask.view(np.uint32)[token // 32] |= np.uint32(1 << (token % 32))
+
+
+def clear(mask: Words, token: int) -> None:
+    """Clear the bit of ``token``."""
+    mask.view(np.uint32)[token // 32] &= np.uint32(~(1 << (token % 32)) & 0xFFFFFFFF)
+
+
+def allowed(mask: Words, token: int) -> bool:
+    """Whether the bit of ``token`` is set."""
+    return bool(int(mask[token // 32]) >> (token % 32) & 1)
+
+
+def reason(parser: llguidance.LLMatcher) -> str:
+    """The library's message without its copy of the grammar."""
+    lines = [line.strip() for line in parser.get_error().splitlines()]
+    kept = [line for line in lines if line and not line[:1].isdigit() and "^" not in line and "%llguidance" not in line]
+    first = lines[0].split(": ", 1)[-1] if lines and lines[0].startswith("at ") else ""
+    return first or " ".join(kept)[:300] or "the library gives no reason"

@@ -1,0 +1,213 @@
+"""Masks against brute force, ends, reasoning, drafts and faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from dgpp_core.text.grammar import sources
+from dgpp_core.text.grammar.matcher import Matcher
+from dgpp_core.text.grammar.spec import Grammar, Start
+from dgpp_core.text.grammar.vocabulary import Vocabulary, allowed
+
+from .conftest import CALL, CONTROL, END, END_THINK, PIECES, THINK, TURN, WIDTH
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "n": {"type": "number", "minimum": -1.5, "maximum": 30},
+        "day": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"enum": ["ab", "abc", 12, None]}},
+    },
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+SOURCES = {
+    "object": sources.json_object(),
+    "schema": sources.json_schema(SCHEMA),
+    "regex": sources.regex("(ab|abc)*[0-9]{2,4}é?"),
+    "lark": sources.lark('start: item ("," item)*\nitem: "ab" | "(" start ")" | /[0-9]+/'),
+}
+
+
+def ids(mask: np.ndarray) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def make(vocabulary: Vocabulary, source: str, start: Start = "content", ends: tuple[int, ...] = (END,)) -> Matcher:
+    grammar = Grammar(source=source, ends=ends, start=start, opener="<think>", closer="</think>")
+    return Matcher(grammar, vocabulary, vocabulary.parser(source))
+
+
+def brute_force(vocabulary: Vocabulary, source: str, text: bytes) -> set[int]:
+    """Tokens whose bytes, one by one, are taken after ``text``, by a parser that knows single bytes alone."""
+    bytewise = Vocabulary([bytes([byte]) for byte in range(256)] + [b"<end>"], frozenset({256}), frozenset(), 257, 256)
+    before = bytewise.parser(source)
+    assert before.try_consume_tokens(list(text)) == len(text)
+    found = set()
+    for token, piece in enumerate(PIECES):
+        if token not in CONTROL and before.deep_copy().try_consume_tokens(list(piece)) == len(piece):
+            found.add(token)
+    return found | ({END} if before.is_accepting() else set())
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_mask_is_what_feeding_every_tokens_bytes_gives(vocabulary: Vocabulary, name: str) -> None:
+    rng = random.Random(name)
+    for _ in range(3):
+        matcher, text = make(vocabulary, SOURCES[name]), b""
+        for _ in range(14):
+            found = ids(matcher.masks()[0])
+            assert found == brute_force(vocabulary, SOURCES[name], text)
+            assert matcher.complete == (END in found)
+            token = rng.choice(sorted(found))
+            matcher.take([token])
+            if token == END:
+                break
+            text += PIECES[token]
+    assert not matcher.fault
+
+
+def test_only_ends_come_after_a_complete_reply_and_every_given_end_does(vocabulary: Vocabulary) -> None:
+    matcher = make(vocabulary, sources.json_object(), ends=(END, TURN))
+    matcher.take(list(b'{"a":1}'))
+    assert matcher.complete
+    assert ids(matcher.masks()[0]) == {END, TURN}
+    matcher.take([TURN])
+    assert ids(matcher.masks()[0]) == {END, TURN}
+    other = make(vocabulary, sources.json_object(), ends=(TURN,))
+    other.take(list(b"{}"))
+    assert ids(other.masks()[0]) == {TURN}
+
+
+def test_white_space_may_come_first_and_is_bounded(vocabulary: Vocabulary) -> None:
+    matcher = make(vocabulary, sources.json_object())
+    for count in range(16):
+        assert ord(" ") in ids(matcher.masks()[0]), count
+        matcher.take([ord(" ")])
+    assert ids(matcher.masks()[0]) == {ord("{"), PIECES.index(b'{"')}
+    matcher.take([ord("{"), *b"\n" * 16])
+    assert ids(matcher.masks()[0]).isdisjoint(b" \n\t\r")
+
+
+def test_control_tokens_are_no_text(vocabulary: Vocabulary) -> None:
+    matcher = make(vocabulary, sources.json_schema({"type": "string"}))
+    matcher.take([ord('"')])
+    assert ids(matcher.masks()[0]).isdisjoint(CONTROL)
+    assert set(b"<call>") <= ids(matcher.masks()[0])
+
+
+def test_a_grammar_names_control_tokens_by_id(vocabulary: Vocabulary) -> None:
+    matcher = make(vocabulary, f'%llguidance {{"no_forcing": true}}\nstart: <[{CALL}]> "ab"')
+    assert ids(matcher.masks()[0]) == {CALL}
+    matcher.take([CALL])
+    assert ids(matcher.masks()[0]) == {ord("a"), PIECES.index(b"ab")}
+
+
+@pytest.mark.parametrize("closing", [[END_THINK], list(b"</think>"), [PIECES.index(b"</th"), PIECES.index(b"ink>")]])
+def test_the_grammar_starts_where_reasoning_ends_however_it_is_spelled(
+    vocabulary: Vocabulary, closing: list[int]
+) -> None:
+    matcher = make(vocabulary, sources.json_object(), start="reasoning")
+    everything = set(range((WIDTH + 31) // 32 * 32)) - {END}
+    for token in [*b"so </ then", TURN, *closing[:-1]]:
+        assert everything - ids(matcher.masks()[0]) <= {PIECES.index(b"nk>x"), PIECES.index(b"k>\n")}
+        assert not matcher.complete
+        matcher.take([token])
+    matcher.take(closing[-1:])
+    assert ord("{") in ids(matcher.masks()[0])
+    assert ord("x") not in ids(matcher.masks()[0])
+
+
+def test_no_token_closes_reasoning_and_goes_on(vocabulary: Vocabulary) -> None:
+    matcher = make(vocabulary, sources.json_object(), start="reasoning")
+    joined = PIECES.index(b"nk>x")
+    assert joined in ids(matcher.masks()[0])
+    matcher.take(list(b"</thi"))
+    assert joined not in ids(matcher.masks()[0])
+    assert PIECES.index(b"nk>x") not in ids(matcher.masks()[0])
+
+
+def test_a_model_may_open_reasoning_itself_but_only_first(vocabulary: Vocabulary) -> None:
+    matcher = make(vocabulary, sources.json_object(), start="either")
+    assert {THINK, ord("{")} <= ids(matcher.masks()[0])
+    plain = make(vocabulary, sources.json_object(), start="either")
+    plain.take([ord("{")])
+    assert THINK not in ids(plain.masks()[0])
+    matcher.take([THINK, *b"hm"])
+    assert ord("x") in ids(matcher.masks()[0])
+    matcher.take([END_THINK])
+    assert THINK not in ids(matcher.masks()[0])
+    assert ord("{") in ids(matcher.masks()[0])
+
+
+DRAFTS: list[tuple[Start, Sequence[int], Sequence[int]]] = [
+    ("content", b"", b'{"a"'),
+    ("content", b'{"a":1', [*b"}", END, END, ord("x")]),
+    ("content", b'{"a":1', b"x}"),
+    ("content", b'{"a"', [ord(":"), -1, 5]),
+    ("reasoning", b"hm </th", [*b"ink>{}", END]),
+    ("either", b"", [THINK, *b"x", END_THINK, *b"{}", END]),
+]
+
+
+@pytest.mark.parametrize(("start", "taken", "drafts"), DRAFTS)
+def test_row_i_is_the_mask_after_i_drafts(
+    vocabulary: Vocabulary, start: Start, taken: Sequence[int], drafts: Sequence[int]
+) -> None:
+    matcher = make(vocabulary, SOURCES["object"], start)
+    matcher.take(list(taken))
+    alone = matcher.masks()[0]
+    rows = matcher.masks(list(drafts))
+    assert len(rows) == 1 + len(drafts)
+    assert (matcher.masks()[0] == alone).all(), "looking ahead changed nothing"
+    plain, valid = make(vocabulary, SOURCES["object"], start), True
+    plain.take(list(taken))
+    for row, draft in zip(rows, [*drafts, 0], strict=True):
+        expected = plain.masks()[0] if valid else np.full_like(row, -1)
+        assert (row == expected).all()
+        valid = valid and 0 <= draft < WIDTH and allowed(row, draft)
+        if valid:
+            plain.take([draft])
+    assert not matcher.fault
+    assert not plain.fault
+
+
+def test_a_token_that_no_mask_allowed_is_a_fault(vocabulary: Vocabulary) -> None:
+    matcher = make(vocabulary, sources.json_object(), ends=(END, TURN))
+    matcher.take(list(b"{x"))
+    assert "does not continue" in matcher.fault
+    assert ids(matcher.masks([5])[0]) == {END, TURN}
+    assert not matcher.complete
+
+
+def test_a_grammar_that_outgrows_the_limits_on_the_way_is_a_fault_where_the_reply_comes_there(
+    vocabulary: Vocabulary,
+) -> None:
+    names = {f"p{index}": {"type": "string"} for index in range(60)}
+    source = sources.json_schema({"type": "object", "properties": names})
+    matcher = Matcher(Grammar(source=source, ends=(END,)), vocabulary, vocabulary.parser(source, max_alternatives=100))
+    alone = matcher.masks()[0]
+    rows = matcher.masks(list(b'{"'))
+    assert (rows[0] == alone).all()
+    assert ids(rows[1]) == {END}
+    assert not matcher.fault, "a draft need not stand"
+    assert (matcher.masks()[0] == alone).all()
+    matcher.take(list(b"{"))
+    assert ids(matcher.masks()[0]) == {END}
+    assert matcher.fault
+    assert not matcher.complete
+
+
+def test_the_same_tokens_give_the_same_masks_however_they_were_taken(vocabulary: Vocabulary) -> None:
+    text = list(b'{"name":"ab","n":12}')
+    one, other = make(vocabulary, SOURCES["schema"]), make(vocabulary, SOURCES["schema"])
+    for at, token in enumerate(text):
+        one.masks(text[at : at + 3])
+        one.take([token])
+    other.take(text)
+    assert (one.masks([END]) == other.masks([END])).all()
