@@ -52,7 +52,6 @@ def decode_rates(folder: Path) -> dict[str, Any]:
         return STEPS / (marks[1] - marks[0])
 
     bandwidth = read_bandwidth(time.perf_counter, torch.device("cpu"))
-    embedding = 4 * 49_152 * 576
     rounds: list[dict[str, float]] = []
     floors: dict[str, Any] = {}
     for _ in range(ROUNDS):
@@ -60,7 +59,7 @@ def decode_rates(folder: Path) -> dict[str, Any]:
         for streams in (1, 8):
             found = measure_decode(
                 world, time.perf_counter, streams=streams, context=PROMPT + STEPS // 2, steps=STEPS, runs=1,
-                unread=embedding, bandwidth=bandwidth,
+                bandwidth=bandwidth,
             )  # fmt: skip
             row[f"dgpp_{streams}"] = found.tokens_per_second
             floors[str(streams)] = {"bytes": found.bytes, "floor_ms": found.floor_ms, "ms_per_step": found.ms_per_step}

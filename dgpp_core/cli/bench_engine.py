@@ -93,7 +93,7 @@ def decode(
     rows = {
         str(count): measure_decode(
             subject.world, time.perf_counter, streams=count, context=context, steps=steps, runs=runs,
-            unread=subject.unread, bandwidth=bandwidth,
+            bandwidth=bandwidth,
         )
         for count in counts
     }  # fmt: skip
@@ -111,11 +111,20 @@ def decode(
         print_json(report)
         return
     table = [
-        (name, f"{row.ms_per_step:.3f}", f"{row.tokens_per_second:.1f}", f"{row.bytes / 1e6:.1f}",
+        (name, f"{row.ms_per_step:.3f}", f"{row.tokens_per_second:.1f}", f"{row.bytes / 1e6:.1f}", f"{row.experts:.1f}",
          f"{row.floor_ms:.3f}", f"{row.share:.0%}", "-" if row.host_ms is None else f"{row.host_ms:.3f}")
         for name, row in rows.items()
     ]  # fmt: skip
-    head = ("streams", "ms a step", "tokens/s", "MB a step", "floor ms", "floor of the step", "host ms")
+    head = (
+        "streams",
+        "ms a step",
+        "tokens/s",
+        "MB a step",
+        "experts a layer",
+        "floor ms",
+        "floor of the step",
+        "host ms",
+    )
     _print(head, table, report, memory)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from dgpp_core.engine.graphs import StaticRunner
 from dgpp_core.engine.runner import EagerRunner
-from dgpp_core.testing.traffic import ExpertUse, recorded_routing, weight_bytes
+from dgpp_core.testing.traffic import Read, mean_chosen, read_bytes, recorded_reads
 from dgpp_core.testing.world import World
 
 Clock = Callable[[], float]
@@ -25,7 +25,8 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         context: tokens of a stream, on average over the steps measured.
-        bytes: what a step must read: each weight and each chosen expert once, and each stream's keys and values.
+        bytes: what a step must read: the weights of its products, of experts those chosen, and keys and values.
+        experts: routed experts that a layer's rows chose, on average; 0 where there are none.
         floor_ms: that at the measured read bandwidth.
         share: floor over achieved.
         host_ms: of a step, time in which the device had none of its work; None where decoding runs without graphs.
@@ -38,6 +39,7 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True):
     ms_per_step: float
     tokens_per_second: float
     bytes: int
+    experts: float
     floor_ms: float
     share: float
     host_ms: float | None
@@ -95,14 +97,13 @@ def prompt_of(world: World, length: int, number: int) -> list[int]:
 
 
 def measure_decode(
-    world: World, clock: Clock, *, streams: int, context: int, steps: int, runs: int, unread: int, bandwidth: float
+    world: World, clock: Clock, *, streams: int, context: int, steps: int, runs: int, bandwidth: float
 ) -> Decode:
     """Time of a step with ``streams`` requests running, past their prefill.
 
     Args:
         context: tokens of a stream in the middle of the measurement; its prompt is shorter by half of the steps.
         steps, runs: ``runs`` times ``steps`` steps are timed.
-        unread: resident bytes that a step does not read; see `weight_bytes`.
     """
     engine, width = world.engine, world.engine.depth + 1
     most = width * (runs * steps + 2 * WARM_STEPS + 4)
@@ -116,7 +117,7 @@ def measure_decode(
         raise RuntimeError(f"{world.scheduler.stats().active} of {streams} streams run: the pool is too small")
     for _ in range(WARM_STEPS):
         world.tick()
-    uses = _routing_of_a_step(world)
+    reads = _reads_of_a_step(world)
     clock_of_steps = _attach(world)
     times, idle = [], []
     before = sum(len(world.replies[request].tokens) for request in requests)
@@ -130,13 +131,14 @@ def measure_decode(
     world.run()
     seconds = statistics.median(times)
     rows = prompt + (runs * steps + WARM_STEPS) * committed // (2 * streams * runs * steps)
-    need = weight_bytes(engine.model, engine.drafter, unread, uses) + streams * rows * engine.state.bytes_per_token
+    need = read_bytes(reads) + streams * rows * engine.state.bytes_per_token
     return Decode(
         streams=streams,
         context=rows,
         ms_per_step=seconds * 1e3,
         tokens_per_second=committed / (runs * steps) / seconds,
         bytes=need,
+        experts=mean_chosen(reads),
         floor_ms=need / bandwidth * 1e3,
         share=need / bandwidth / seconds,
         host_ms=statistics.median(idle) if idle else None,
@@ -175,16 +177,16 @@ def _time_to_first(world: World, clock: Clock, prompt: Sequence[int]) -> tuple[f
     return (clock() - start) * 1e3, reply.cached
 
 
-def _routing_of_a_step(world: World) -> list[ExpertUse]:
-    """The expert calls of one tick, run without graphs."""
+def _reads_of_a_step(world: World) -> list[Read]:
+    """The calls of one tick, run without graphs."""
     engine, runner = world.engine, world.engine.runner
     engine.runner = EagerRunner(engine.program, engine.device)
     try:
-        with recorded_routing() as uses:
+        with recorded_reads() as reads:
             world.tick()
     finally:
         engine.runner = runner
-    return uses
+    return reads
 
 
 def _attach(world: World) -> StepClock | None:

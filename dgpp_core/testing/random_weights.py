@@ -74,7 +74,9 @@ class RandomWeights:
         dtype = torch.float32 if binding.stays_float32 else self._dtype
         source = torch.Generator(self._device).manual_seed(self._seed + crc32(binding.name.encode()))
         values = torch.empty(binding.shape, dtype=dtype, device=self._device)
-        return values.normal_(binding.init.mean, binding.init.std, generator=source)
+        # A trained router's correction bias evens the choice of experts out; a random one would send all rows to a few.
+        std = 0.0 if binding.role == "vector" and binding.stays_float32 else binding.init.std
+        return values.normal_(binding.init.mean, std, generator=source)
 
     def _stored(self, bindings: list[Binding]) -> Iterator[Matrix]:
         for binding in bindings:

@@ -43,7 +43,6 @@ class Subject:
         judge: decides how many drafts stand in place of the picks; replies are then no longer the model's.
 
     Attributes:
-        unread: resident bytes of weights that a decode step does not read as a whole.
         compiles: kernels made ready, of which there should be no more once this is built.
     """
 
@@ -77,8 +76,6 @@ class Subject:
         engine = build_engine(prepared, device, lambda stage, done, total: None, weights=weights)
         engine.program.judge = judge
         self._make_ready(engine)
-        embedding = sum(line.bytes for line in self.plan.lines if line.name == "weights: embedding")
-        self.unread = embedding + sum(term.bytes for term in extra)
         limits = limits_from(
             prepared.geometry, settings, engine.needs_snapshot,
             decode_rows_match_prefill=engine.decode_rows_match_prefill,

@@ -1,58 +1,86 @@
-"""What a decode step reads, counted from the routing that happened."""
+"""What a decode step reads of the weights, counted from the products and the routing that happened."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
-from dgpp_core.api import Drafter, Model
 from dgpp_core.ops.experts import Experts
-from dgpp_core.ops.router import Routing
+from dgpp_core.ops.linear import Linear
+from dgpp_core.ops.mlp import GateUp
+from dgpp_core.ops.router import Router
 from dgpp_core.testing.inspect import resident_tensor_bytes
 
+_METHODS: tuple[tuple[type, str], ...] = (
+    (Linear, "__call__"), (Linear, "wide"), (Linear, "partials"), (GateUp, "__call__"), (Router, "__call__"),
+    (Experts, "__call__"),
+)  # fmt: skip
 
-class ExpertUse(msgspec.Struct, frozen=True, eq=False):
-    """One call of a layer's experts: which of them rows were sent to."""
 
-    experts: Experts
-    chosen: frozenset[int]
+class Read(msgspec.Struct, frozen=True, eq=False):
+    """One call of an operation that has weights; of experts, those that rows were sent to."""
+
+    operation: object
+    chosen: frozenset[int] = frozenset()
 
 
 @contextmanager
-def recorded_routing() -> Iterator[list[ExpertUse]]:
-    """Note every call of `Experts` while it lasts, in this process; it makes the host wait for the routing."""
-    uses: list[ExpertUse] = []
-    plain = Experts.__call__
+def recorded_reads() -> Iterator[list[Read]]:
+    """Note the operations with weights that run while it lasts, in this process; an operation's own parts do not count.
 
-    def recording(self: Experts, x: Tensor, routing: Routing, decode: bool = True) -> Tensor:
-        uses.append(ExpertUse(self, frozenset(torch.unique(routing.ids).tolist())))
-        return plain(self, x, routing, decode)
-
-    Experts.__call__ = recording  # type: ignore[method-assign]
-    try:
-        yield uses
-    finally:
-        Experts.__call__ = plain  # type: ignore[method-assign]
-
-
-def weight_bytes(model: Model, drafter: Drafter | None, unread: int, uses: list[ExpertUse]) -> int:
-    """Bytes of weights that a step with these expert calls must read: each matrix once, each chosen expert once.
-
-    A draft layer that runs several times in a step is counted once all the same: a floor.
-
-    Args:
-        unread: resident bytes that a step does not read as a whole (an embedding, rotary tables).
+    It makes the host wait for the routing.
     """
-    total = resident_tensor_bytes(model, drafter) - unread
-    chosen: dict[int, tuple[Experts, frozenset[int]]] = {}
-    for use in uses:
-        before = chosen.get(id(use.experts), (use.experts, frozenset()))[1]
-        chosen[id(use.experts)] = use.experts, before | use.chosen
-    for experts, ids in chosen.values():
-        held, entries = resident_tensor_bytes(experts), experts.experts + experts.shared
-        total -= held * (experts.experts - len(ids)) // entries
+    reads: list[Read] = []
+    inside = False
+
+    def recording(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(plain)
+        def call(self: object, *args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return plain(self, *args, **kwargs)
+            chosen = frozenset(torch.unique(args[1].ids).tolist()) if isinstance(self, Experts) else frozenset()
+            reads.append(Read(self, chosen))
+            inside = True
+            try:
+                return plain(self, *args, **kwargs)
+            finally:
+                inside = False
+
+        return call
+
+    kept = [(kind, name, vars(kind)[name]) for kind, name in _METHODS if name in vars(kind)]
+    for kind, name, plain in kept:
+        setattr(kind, name, recording(plain))
+    try:
+        yield reads
+    finally:
+        for kind, name, plain in kept:
+            setattr(kind, name, plain)
+
+
+def read_bytes(reads: list[Read]) -> int:
+    """Bytes of weights that these calls must read: a matrix at each call, of experts each one chosen and the shared.
+
+    Vectors and rows of an embedding are left out.
+    """
+    held: dict[int, int] = {}
+    total = 0
+    for read in reads:
+        size = held.setdefault(id(read.operation), resident_tensor_bytes(read.operation))
+        if isinstance(read.operation, Experts):
+            entries = read.operation.experts + read.operation.shared
+            size = size * (len(read.chosen) + read.operation.shared) // entries
+        total += size
     return total
+
+
+def mean_chosen(reads: list[Read]) -> float:
+    """Routed experts that a call was sent to, on average; 0 without any."""
+    counts = [len(read.chosen) for read in reads if isinstance(read.operation, Experts)]
+    return sum(counts) / len(counts) if counts else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -9,12 +10,11 @@ from dgpp_core.api import CheckpointError, ModelConfig
 from dgpp_core.cli.synth import in_format
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import LoadedModel, load_plugins
-from dgpp_core.ops.experts import Experts
 from dgpp_core.testing.forced_drafts import ForcedAcceptance
 from dgpp_core.testing.inspect import resident_tensor_bytes
 from dgpp_core.testing.random_weights import RandomWeights
 from dgpp_core.testing.subject import Subject
-from dgpp_core.testing.traffic import recorded_routing, weight_bytes
+from dgpp_core.testing.traffic import mean_chosen, read_bytes, recorded_reads
 
 CPU = torch.device("cpu")
 SETTINGS = EngineSettings(max_concurrency=2, kv_capacity=512, block_tokens=16, prefix_cache_gib=0.0)
@@ -52,24 +52,34 @@ def test_random_weights_repeat_and_no_two_matrices_are_alike(glm: LoadedModel, f
         RandomWeights(table, CPU, torch.float32).finish()
 
 
-def test_a_steps_bytes_are_all_weights_but_the_experts_that_nobody_chose(glm: LoadedModel) -> None:
+def test_a_steps_bytes_are_those_of_its_products_and_of_the_experts_that_were_chosen(glm: LoadedModel) -> None:
     engine = Subject(glm, config(glm, "bf16"), SETTINGS, CPU).world.engine
-    layers = [layer.mlp.experts for layer in engine.model.layers if hasattr(layer.mlp, "experts")]  # type: ignore[attr-defined]
-    entries = layers[0].experts + 1
-    a_layer = resident_tensor_bytes(layers[0])
-    assert layers
-    whole = weight_bytes(engine.model, None, 0, [])
-    with recorded_routing() as uses:
-        x = torch.randn(3, glm.spec.tiny_config["hidden_size"])
-        routing = engine.model.layers[-1].mlp.router(x)  # type: ignore[attr-defined]
-        layers[-1](x, routing)
-        layers[-1](x, routing)
-    assert [use.experts for use in uses] == [layers[-1]] * 2
-    chosen = set(routing.ids.flatten().tolist())
-    assert 1 < len(chosen) < entries - 1
-    unread = a_layer * (entries - 1 - len(chosen)) // entries
-    assert weight_bytes(engine.model, None, 100, uses) == whole - unread - 100
-    assert Experts.__call__.__name__ == "__call__", "the recording outlived its block"
+    layer, head = engine.model.layers[-1], engine.model.head  # type: ignore[attr-defined]
+    x = torch.randn(2, glm.spec.tiny_config["hidden_size"], generator=torch.Generator().manual_seed(4))
+    with recorded_reads() as reads:
+        routing = layer.mlp.router(x)
+        layer.mlp.experts(x, routing)
+        head.wide(x)
+        head(x)
+    head(x)
+    assert [read.operation for read in reads] == [layer.mlp.router, layer.mlp.experts, head, head]
+    chosen, entries = len(set(routing.ids.flatten().tolist())), layer.mlp.experts.experts + 1
+    assert chosen < entries - 1
+    assert mean_chosen(reads) == chosen
+    of_experts = resident_tensor_bytes(layer.mlp.experts) * (chosen + 1) // entries
+    others = resident_tensor_bytes(layer.mlp.router) + 2 * resident_tensor_bytes(head)
+    assert read_bytes(reads) == of_experts + others
+
+
+def test_a_draft_layer_reads_the_head_again(glm: LoadedModel) -> None:
+    drafting = msgspec.structs.replace(SETTINGS, mtp_depth=2)
+    world = Subject(glm, config(glm, "bf16"), drafting, CPU).world
+    world.submit([1, 2, 3], 20)
+    world.tick()
+    with recorded_reads() as reads:
+        world.tick()
+    head = world.engine.model.head  # type: ignore[attr-defined]
+    assert sum(read.operation is head for read in reads) == 3, "one for the step and one for each draft"
 
 
 @pytest.mark.parametrize(("rate", "depth"), [(0.8, 1), (0.5, 3), (0.0, 2), (1.0, 4)])
