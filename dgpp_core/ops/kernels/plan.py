@@ -144,6 +144,7 @@ def prefill_meta(form: Form, rows: int, columns: int, m: int, capability: int) -
         "K": columns,
         "FORM": form,
         "COLUMNS": tile,
+        "DEPTH": 128,
         "W": 8,
         "STAGES": 4 if tile == 64 and capability == 90 else 2,
         "WGMMA": capability == 90,

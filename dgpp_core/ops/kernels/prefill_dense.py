@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     warpgroup_mma,
+    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -38,11 +39,11 @@ def total_layout(W, COLUMNS, WGMMA):
 
 
 @gluon.constexpr_function
-def natural_layout(W):
-    """``[16 W, 128]`` weights, natural k, in the lanes that load them: 16 k of a chunk for each of two rows."""
-    registers = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0], [0, 64]]
+def natural_layout(W, DEPTH):
+    """``[16 W, DEPTH]`` weights, natural k, in the lanes that load them: 16 k of a chunk for each of two rows."""
+    registers = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]] + [[0, 64 << b] for b in range(log2(DEPTH // 64))]
     lanes = [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16 << b, 0] for b in range(log2(W))], [], [16 * W, 128])
+    return gl.DistributedLinearLayout(registers, lanes, [[16 << b, 0] for b in range(log2(W))], [], [16 * W, DEPTH])
 
 
 @gluon.constexpr_function
@@ -63,11 +64,11 @@ def row_tiles(base, program, TILE_WORDS: gl.constexpr, WORDS: gl.constexpr, W: g
 
 
 @gluon.jit
-def bf16_pointers(base, program, K: gl.constexpr, W: gl.constexpr, TILES: gl.constexpr):
-    """Pointers to the weights of slot 0 of W row tiles in natural order, ``[16 W, 128]`` bfloat16."""
-    L: gl.constexpr = natural_layout(W)
+def bf16_pointers(base, program, K: gl.constexpr, W: gl.constexpr, TILES: gl.constexpr, DEPTH: gl.constexpr):
+    """Pointers to the weights of slot 0 of W row tiles in natural order, ``[16 W, DEPTH]`` bfloat16."""
+    L: gl.constexpr = natural_layout(W, DEPTH)
     n = gl.arange(0, 16 * W, gl.SliceLayout(1, L))
-    k = gl.arange(0, 128, gl.SliceLayout(0, L))
+    k = gl.arange(0, DEPTH, gl.SliceLayout(0, L))
     tile = gl.minimum(program * W + n // 16, TILES - 1).to(gl.int64)
     row = tile * (16 * K) + (n // 8 % 2) * 512 + n % 8 * 32
     column = k // 64 * 1024 + k // 8 % 2 * 256 + k // 16 % 4 * 8 + k % 8
@@ -135,6 +136,7 @@ def prefill_product(
     K: gl.constexpr,
     FORM: gl.constexpr,
     COLUMNS: gl.constexpr,
+    DEPTH: gl.constexpr,
     W: gl.constexpr,
     STAGES: gl.constexpr,
     WGMMA: gl.constexpr,
@@ -145,65 +147,72 @@ def prefill_product(
         weights: bfloat16 of `pack_bf16`, or words of `pack_fp8` or `pack_nvfp4`; scales (FP8: float32 ``[N/16,
             K/128]``) and multipliers of the forms that have them, any pointer otherwise.
         x: bfloat16 ``[M, K]``.
+        DEPTH: k of a slot: 128, or 64 for BF16.
         STAGES: slots of activations in shared memory.
     """
     column, program = gl.program_id(0) * COLUMNS, gl.program_id(1)
-    SLOTS: gl.constexpr = K // 128
+    SLOTS: gl.constexpr = K // DEPTH
     TILES: gl.constexpr = N // 16
+    COPIED: gl.constexpr = FORM == "bf16"
     L: gl.constexpr = total_layout(W, COLUMNS, WGMMA)
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    A_STAGES: gl.constexpr = STAGES if FORM == "bf16" else 2
-    xb = gl.allocate_shared_memory(gl.bfloat16, [STAGES, COLUMNS, 128], SHARED)
-    wb = gl.allocate_shared_memory(gl.bfloat16, [A_STAGES, 16 * W, 128], SHARED)
-    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [W, 1], [1, 0])
+    A_STAGES: gl.constexpr = STAGES if COPIED else 2
+    xb = gl.allocate_shared_memory(gl.bfloat16, [STAGES, COLUMNS, DEPTH], SHARED)
+    wb = gl.allocate_shared_memory(gl.bfloat16, [A_STAGES, 16 * W, DEPTH], SHARED)
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DEPTH, DEPTH // 8], [W, 1], [1, 0])
     m = gl.minimum(column + gl.arange(0, COLUMNS, gl.SliceLayout(1, COPY)), M - 1)
-    xs = x + (m.to(gl.int64)[:, None] * K + gl.arange(0, 128, gl.SliceLayout(0, COPY))[None, :])
-    if FORM == "bf16":
-        ws = bf16_pointers(weights, program, K, W, TILES)
+    xs = x + (m.to(gl.int64)[:, None] * K + gl.arange(0, DEPTH, gl.SliceLayout(0, COPY))[None, :])
+    if COPIED:
+        ws = bf16_pointers(weights, program, K, W, TILES, DEPTH)
     else:
         ws = row_tiles(weights, program, SLOTS * slot_words(FORM), slot_words(FORM), W, TILES)
-        ss = ws
-        if FORM == "nvfp4":
-            ss = row_tiles(scales, program, SLOTS * 32, 32, W, TILES)
+        ss = row_tiles(scales, program, SLOTS * 32, 32, W, TILES) if FORM == "nvfp4" else ws
     tile = gl.minimum(program * W + gl.arange(0, 16 * W, gl.SliceLayout(1, L)) // 16, TILES - 1)
     for s in gl.static_range(STAGES - 1):
-        async_copy.async_copy_global_to_shared(xb.index(s), xs + min(s, SLOTS - 1) * 128)
-        if FORM == "bf16":
-            async_copy.async_copy_global_to_shared(wb.index(s), ws + min(s, SLOTS - 1) * 2048)
+        async_copy.async_copy_global_to_shared(xb.index(s), xs + min(s, SLOTS - 1) * DEPTH)
+        if COPIED:
+            async_copy.async_copy_global_to_shared(wb.index(s), ws + min(s, SLOTS - 1) * (16 * DEPTH))
         async_copy.commit_group()
-    if FORM != "bf16":
+    if not COPIED:
         words, slot_scales = load_slot(ws, ss, 0, FORM)
         decode_into(wb.index(0), words, slot_scales, FORM, W, WGMMA)
         words, slot_scales = load_slot(ws, ss, min(1, SLOTS - 1), FORM)
     total = gl.zeros([16 * W, COLUMNS], gl.float32, L)
+    if WGMMA and FORM != "fp8":
+        running = warpgroup_mma_init(total)
     for d in range(SLOTS):
         async_copy.wait_group(STAGES - 2)
         a, b = wb.index(d % A_STAGES), xb.index(d % STAGES).permute((1, 0))
         if WGMMA:
             fence_async_shared()
-            part = warpgroup_mma(a, b, total, use_acc=FORM != "fp8", is_async=True)
+            if FORM == "fp8":
+                part = warpgroup_mma(a, b, total, use_acc=False, is_async=True)
+            else:
+                running = warpgroup_mma_wait(0, deps=[running])
+                running = warpgroup_mma(a, b, running, is_async=True)
         else:
             start = gl.zeros([16 * W, COLUMNS], gl.float32, L) if FORM == "fp8" else total
             part = mma_v2(a.load(gl.DotOperandLayout(0, L, 2)), b.load(gl.DotOperandLayout(1, L, 2)), start)
         ahead = d + STAGES - 1
         from_slot = gl.minimum(ahead, SLOTS - 1)
-        async_copy.async_copy_global_to_shared(xb.index(ahead % STAGES), xs + from_slot * 128)
-        if FORM == "bf16":
-            async_copy.async_copy_global_to_shared(wb.index(ahead % STAGES), ws + from_slot * 2048)
+        async_copy.async_copy_global_to_shared(xb.index(ahead % STAGES), xs + from_slot * DEPTH)
+        if COPIED:
+            async_copy.async_copy_global_to_shared(wb.index(ahead % STAGES), ws + from_slot * (16 * DEPTH))
         async_copy.commit_group()
-        if FORM != "bf16":
+        if not COPIED:
             then, then_scales = load_slot(ws, ss, gl.minimum(d + 2, SLOTS - 1), FORM)
             decode_into(wb.index((d + 1) % 2), words, slot_scales, FORM, W, WGMMA)
             words, slot_scales = then, then_scales
         if FORM == "fp8":
             block = gl.load(scales + tile * SLOTS + d)
-        if WGMMA:
-            part = warpgroup_mma_wait(0, deps=[part])
-        if FORM == "fp8":
+            if WGMMA:
+                part = warpgroup_mma_wait(0, deps=[part])
             total += part * block[:, None]
-        else:
+        elif not WGMMA:
             total = part
     async_copy.wait_group(0)
+    if WGMMA and FORM != "fp8":
+        total = warpgroup_mma_wait(0, deps=[running])
     if FORM == "nvfp4":
         total = total * gl.load(multipliers + tile)[:, None]
     store_rows(out, total, program, column, M, N, W, COLUMNS)
