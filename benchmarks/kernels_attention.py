@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dgpp_core.api.model import StepBatch
 from dgpp_core.ops.kernels.attention import CudaGqa, DecodeChoice, capability
+from dgpp_core.ops.kernels.attention_prefill import ChunkCut
 from dgpp_core.ops.kernels.heads import HeadShape
 from dgpp_core.ops.kernels.norms import residual_norm, rms_norm
 from dgpp_core.ops.kernels.pick import candidates, greedy
@@ -82,7 +83,7 @@ def timed(launch: Callable[[int], Any], launches: int, replays: int = 9) -> floa
     return float(statistics.median(spans))
 
 
-def layer(choice: DecodeChoice | None = None) -> CudaGqa:
+def layer(choice: DecodeChoice | None = None, cut: ChunkCut | None = None) -> CudaGqa:
     """GLM-4.7's attention with random parameters."""
     heads = SHAPE.kv_heads * SHAPE.share
     bias = torch.randn((heads + 2 * SHAPE.kv_heads) * SHAPE.width, device=DEVICE).to(NARROW)
@@ -90,7 +91,7 @@ def layer(choice: DecodeChoice | None = None) -> CudaGqa:
     rope = RotaryTable(SHAPE.rotated, 20000, 1e6, DEVICE)
     return CudaGqa(
         heads, SHAPE.kv_heads, SHAPE.width, SHAPE.width**-0.5,
-        bias=bias, q_norm=q_norm, k_norm=k_norm, eps=1e-5, rope=rope, choice=choice,
+        bias=bias, q_norm=q_norm, k_norm=k_norm, eps=1e-5, rope=rope, choice=choice, cut=cut,
     )  # fmt: skip
 
 
@@ -148,9 +149,9 @@ def decode(rows: int, context: int, segment: int = 1, choice: DecodeChoice | Non
     ]
 
 
-def prefill(rows: int, context: int) -> list[Result]:
+def prefill(rows: int, context: int, cut: ChunkCut | None = None) -> list[Result]:
     """Prefill attention of a layer."""
-    gqa, where = layer(), places(1, rows, context, False)
+    gqa, where = layer(cut=cut), places(1, rows, context, False)
     held, qkv = pools(where, 2), projected(rows)
     spent = timed(lambda i: gqa(qkv, where, *held[i % 2], NARROW), 4, 5)
     pairs = rows * context + rows * (rows + 1) // 2
@@ -201,17 +202,31 @@ def variants(rows: list[int], contexts: list[int]) -> None:
         print(f"tiles spread {spread:2}:", *(f"{us:7.2f}" for us in spent))
 
 
+def cuts(rows: list[int]) -> None:
+    """Prefill attention, microseconds, by the cut of its second kernel."""
+    print("rows:", rows)
+    tried = (
+        ChunkCut(128, 64, 8, 3, False), ChunkCut(128, 64, 8, 3, True), ChunkCut(128, 64, 8, 2, True),
+        ChunkCut(128, 64, 4, 2, True), ChunkCut(128, 64, 4, 3, True), ChunkCut(128, 128, 8, 2, False),
+        ChunkCut(128, 128, 8, 3, False), ChunkCut(64, 64, 4, 2, True), ChunkCut(64, 128, 4, 2, False),
+        ChunkCut(256, 64, 8, 2, True),
+    )  # fmt: skip
+    for cut in tried:
+        print(cut, *(f"{prefill(m, 0, cut)[0].microseconds:9.1f}" for m in rows))
+
+
 @click.command()
 @click.option("--rows", default="1,4,8,16", help="Row counts of decode steps.")
 @click.option("--contexts", default="400,1000,16000", help="Cached tokens of decode steps.")
 @click.option("--prefill-rows", default="2048,8192", help="Row counts of prefill chunks; empty for none.")
-@click.option("--variants", "tried", is_flag=True, help="Only decode attention, every way to cut it.")
+@click.option("--variants", "tried", is_flag=True, help="Only attention, every way to cut it.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results here.")
 def main(rows: str, contexts: str, prefill_rows: str, tried: bool, path: Path | None) -> None:
     """Measure attention and small kernels on this GPU."""
     compile_all(MODULES, [capability(DEVICE)])
     counts, lengths = [int(m) for m in rows.split(",")], [int(c) for c in contexts.split(",")]
     if tried:
+        cuts([int(m) for m in prefill_rows.split(",") if m])
         variants(counts, lengths)
         return
     results = [result for m in counts for c in lengths for result in decode(m, c)]

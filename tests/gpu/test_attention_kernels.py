@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux only")
 
 from dgpp_core.layers.paged import PagedIndex
 from dgpp_core.ops.kernels.attention import CudaGqa, DecodeChoice
+from dgpp_core.ops.kernels.attention_prefill import ChunkCut
 from dgpp_core.ops.kernels.heads import HeadShape
 from dgpp_core.testing.attention import Layer, Step, error, expected, finished_heads, random_step
 
@@ -36,12 +37,15 @@ SHAPES = {
 }
 
 
-def layer_of(shape: HeadShape, choice: DecodeChoice | None = None) -> tuple[Layer, CudaGqa]:
+def layer_of(
+    shape: HeadShape, choice: DecodeChoice | None = None, cut: ChunkCut | None = None
+) -> tuple[Layer, CudaGqa]:
     layer = Layer.random(shape, GPU, 6000, NARROW)
     heads = shape.kv_heads * shape.share
     gqa = CudaGqa(
         heads, shape.kv_heads, shape.width, layer.scale,
-        bias=layer.bias, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=layer.eps, rope=layer.rope, choice=choice,
+        bias=layer.bias, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=layer.eps, rope=layer.rope,
+        choice=choice, cut=cut,
     )  # fmt: skip
     return layer, gqa
 
@@ -158,6 +162,16 @@ def test_prefill_is_near_float64(name: str) -> None:
     mine = step.copy()
     assert error(run(gqa, mine), expected(layer, step)) < TOLERANCE
     check_written(layer, step, mine)
+
+
+def test_whole_blocks_by_descriptor_change_no_bit() -> None:
+    shape = SHAPES["GLM-4.7"]
+    step = random_step(shape, [0, 64, 1000], [300, 129, 65], GPU, NARROW, keep_rows=False)
+    found = [
+        run(layer_of(shape, cut=ChunkCut(lines, 64, warps, 2, whole))[1], step.copy())
+        for lines, warps, whole in ((128, 8, False), (128, 8, True), (128, 4, True), (64, 4, False))
+    ]
+    assert all(torch.equal(other, found[0]) for other in found[1:])
 
 
 @pytest.mark.parametrize("name", ["GLM-4.7", "Llama", "tiny"])

@@ -22,7 +22,10 @@ from dgpp_core.ops.kernels.attention_decode import (
     spread_of,
 )
 from dgpp_core.ops.kernels.attention_prefill import (
+    ChunkCut,
+    by_blocks,
     chunk_attention,
+    chunk_cut,
     chunk_meta,
     chunk_work,
     place_meta,
@@ -77,7 +80,8 @@ class CudaGqa:
     Decode and verify rows take one kernel, prefill rows two; a row's bits are its own in each.
 
     Args:
-        choice: of the decode kernel, for measurements and tests; None takes what was measured to be best.
+        choice, cut: of the decode kernel and of prefill, for measurements and tests; None takes what was measured to be
+            best.
 
     Raises:
         EngineError: the kernels do not take the shape.
@@ -96,6 +100,7 @@ class CudaGqa:
         eps: float = 0.0,
         rope: RotaryTable | None = None,
         choice: DecodeChoice | None = None,
+        cut: ChunkCut | None = None,
     ) -> None:
         if heads % kv_heads or width > 256 or scale <= 0 or (q_norm is None) != (k_norm is None):
             norms = f"{'no' if q_norm is None else 'a'} norm of queries, {'no' if k_norm is None else 'a'} norm of keys"
@@ -107,7 +112,7 @@ class CudaGqa:
         self.kv_heads, self.share, self.width, self.eps = kv_heads, heads // kv_heads, width, eps
         self.scale = scale * math.log2(math.e)
         self.bias, self.q_norm, self.k_norm, self.rope = bias, q_norm, k_norm, rope
-        self._choice = choice
+        self._choice, self._cut = choice, cut
         self._arrived: Tensor | None = None
 
     def __call__(self, qkv: Tensor, index: RowPlaces, k_pool: Tensor, v_pool: Tensor, dtype: torch.dtype) -> Tensor:
@@ -179,9 +184,9 @@ class CudaGqa:
             q, qkv, *self._vectors(qkv), k_pool, v_pool, index.block, index.offset, batch.positions, self.eps,
             **place_meta(shape),
         )  # fmt: skip
-        meta = chunk_meta(shape, capability(qkv.device))
-        work = chunk_work(batch.counts, self.share, meta["LINES"], qkv.device)
+        cut = self._cut or chunk_cut(shape, capability(qkv.device))
+        work = chunk_work(batch.counts, self.share, cut.lines, qkv.device)
         chunk_attention[(self.kv_heads, len(work))](
-            out, q, k_pool, v_pool, batch.block_tables, batch.positions, work, batch.block_tables.shape[1],
-            self.scale, **meta,
+            out, q, k_pool, v_pool, by_blocks(k_pool, cut), by_blocks(v_pool, cut), batch.block_tables,
+            batch.positions, work, batch.block_tables.shape[1], self.scale, **chunk_meta(shape, cut),
         )  # fmt: skip

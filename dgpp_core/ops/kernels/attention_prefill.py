@@ -17,7 +17,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from msgspec import Struct
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dgpp_core.ops.kernels.cases import TARGETS, CompileCase
 from dgpp_core.ops.kernels.heads import HeadShape, head_parameters, raw_heads, turned_heads
@@ -129,6 +131,8 @@ def chunk_attention(
     q,
     k_pool,
     v_pool,
+    k_blocks,
+    v_blocks,
     tables,
     positions,
     work,
@@ -142,12 +146,15 @@ def chunk_attention(
     LINES: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """Grid (KV, pieces of work).
 
     Args:
         out, q: ``[rows, KV * SHARE * WIDTH]``.
         k_pool, v_pool: ``[blocks, KV, BLOCK, WIDTH]``; the step's rows are written.
+        k_blocks, v_blocks: descriptors of the pools as ``[blocks * KV * BLOCK, WIDTH]`` in tiles of a block; read if
+            WHOLE, where a tile is a block.
         tables: int64 ``[segments, table_width]``.
         positions: int64 ``[rows]``, consecutive within a segment.
         work: int32 ``[pieces, 4]``, see `chunk_work`.
@@ -175,9 +182,14 @@ def chunk_attention(
     whole = (start + begin // SHARE + 1) // TILE * TILE
     limit = tl.minimum(start + (begin + LINES - 1) // SHARE + 1, end)
     for first in tl.range(0, whole, TILE, num_stages=STAGES):
-        place = _places(table, head, first, KV, WIDTH, BLOCK, TILE, end)
-        k = tl.load(k_pool + place + d, mask=inside, other=0.0)
-        v = tl.load(v_pool + place + d, mask=inside, other=0.0)
+        if WHOLE:
+            block = ((tl.load(table + first // BLOCK) * KV + head) * BLOCK).to(tl.int32)
+            k = k_blocks.load([block, 0])
+            v = v_blocks.load([block, 0])
+        else:
+            place = _places(table, head, first, KV, WIDTH, BLOCK, TILE, end)
+            k = tl.load(k_pool + place + d, mask=inside, other=0.0)
+            v = tl.load(v_pool + place + d, mask=inside, other=0.0)
         top, total, value = _seen(tile_q, k, v, top, total, value, live, scale, False)
     for first in tl.range(whole, limit, TILE, num_stages=STAGES):
         t = first + tl.arange(0, TILE)
@@ -220,33 +232,59 @@ def place_tiles(shape: HeadShape) -> int:
     return triton.cdiv(shape.kv_heads * shape.share, TILE_HEADS) + triton.cdiv(shape.kv_heads, TILE_HEADS)
 
 
-def chunk_meta(shape: HeadShape, capability: int) -> dict[str, Any]:
-    """Compile-time arguments of `chunk_attention` for GPUs of a compute capability: 90 has wgmma and more room."""
-    lines, stages = (128, 3) if capability == 90 else (64, 2)
+class ChunkCut(Struct, frozen=True):
+    """How `chunk_attention` is cut.
+
+    Attributes:
+        lines, warps, stages: of a program; they change speed only.
+        tile: keys of one product; it decides a row's bits.
+        whole: whole blocks are loaded by descriptor; a tile must be a block.
+    """
+
+    lines: int
+    tile: int
+    warps: int
+    stages: int
+    whole: bool
+
+
+def chunk_cut(shape: HeadShape, capability: int) -> ChunkCut:
+    """The cut measured to be best on an H200 (90, with wgmma), and one that leaves room on smaller GPUs."""
+    if shape.width > 128:
+        return ChunkCut(64, TILE, 8, 1, False)
+    return ChunkCut(128, TILE, 8, 3, False) if capability == 90 else ChunkCut(64, TILE, 8, 2, False)
+
+
+def chunk_meta(shape: HeadShape, cut: ChunkCut) -> dict[str, Any]:
+    """Compile-time arguments of `chunk_attention`."""
     return {
         **shape.meta(),
-        "LINES": lines if shape.width <= 128 else 64,
-        "TILE": TILE,
-        "STAGES": stages if shape.width <= 128 else 1,
-        "num_warps": 8,
+        "LINES": cut.lines,
+        "TILE": cut.tile,
+        "STAGES": cut.stages,
+        "WHOLE": cut.whole,
+        "num_warps": cut.warps,
     }
+
+
+def by_blocks(pool: Tensor, cut: ChunkCut) -> Tensor | TensorDescriptor:
+    """A pool as `chunk_attention` takes it for whole blocks."""
+    rows = pool.view(-1, pool.shape[-1])
+    return TensorDescriptor.from_tensor(rows, [cut.tile, pool.shape[-1]]) if cut.whole else pool
 
 
 def compile_cases() -> list[CompileCase]:
     """The shapes that `HeadShape` names."""
     wide, narrow, whole = torch.float32, torch.bfloat16, torch.int64
     place = (narrow, wide, narrow, narrow, narrow, wide, wide, narrow, narrow, whole, whole, whole, 1e-5)
-    chunk = (narrow, narrow, narrow, narrow, whole, whole, torch.int32, 128, 0.1)
-    return [
-        case
-        for name, shape in HeadShape.served().items()
-        for case in (
-            CompileCase(f"place_rows {name}", place_rows, place, place_meta(shape)),
-            *(
-                CompileCase(
-                    f"chunk_attention {name}, sm_{target}", chunk_attention, chunk, chunk_meta(shape, target), (target,)
-                )
-                for target in TARGETS
-            ),
-        )
-    ]
+    cases = []
+    for name, shape in HeadShape.served().items():
+        cases.append(CompileCase(f"place_rows {name}", place_rows, place, place_meta(shape)))
+        for target in TARGETS:
+            cut = chunk_cut(shape, target)
+            pool = by_blocks(torch.empty(1, 1, shape.block, shape.width, dtype=narrow), cut)
+            pools = (pool, pool) if cut.whole else (narrow, narrow)
+            args = (narrow, narrow, narrow, narrow, *pools, whole, whole, torch.int32, 128, 0.1)
+            meta = chunk_meta(shape, cut)
+            cases.append(CompileCase(f"chunk_attention {name}, sm_{target}", chunk_attention, args, meta, (target,)))
+    return cases

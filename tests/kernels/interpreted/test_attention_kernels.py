@@ -9,6 +9,7 @@ from dgpp_core.ops.kernels import attention_decode, attention_prefill
 from dgpp_core.ops.kernels.attention_decode import PARTS, decode_attention, decode_meta
 from dgpp_core.ops.kernels.attention_prefill import (
     chunk_attention,
+    chunk_cut,
     chunk_meta,
     chunk_work,
     place_meta,
@@ -65,11 +66,11 @@ def prefill(layer: Layer, step: Step) -> torch.Tensor:
         q, step.qkv, *vectors(layer, step.qkv), step.k_pool, step.v_pool, *step.places(), batch.positions, layer.eps,
         **options(place_meta(shape)),
     )  # fmt: skip
-    meta = chunk_meta(shape, 90)
-    work = chunk_work(batch.counts, shape.share, meta["LINES"], CPU)
+    cut = chunk_cut(shape, 90)
+    work = chunk_work(batch.counts, shape.share, cut.lines, CPU)
     chunk_attention[(shape.kv_heads, len(work))](
-        out, q, step.k_pool, step.v_pool, batch.block_tables, batch.positions, work, batch.block_tables.shape[1],
-        layer.scale * LOG2E, **options(meta),
+        out, q, step.k_pool, step.v_pool, step.k_pool, step.v_pool, batch.block_tables, batch.positions, work,
+        batch.block_tables.shape[1], layer.scale * LOG2E, **options(chunk_meta(shape, cut)),
     )  # fmt: skip
     return out
 
