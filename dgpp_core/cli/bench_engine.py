@@ -164,10 +164,19 @@ def prefill(
         print_json(report)
         return
     table = [
-        (name, f"{row.ms:.1f}", f"{row.cached_ms:.1f}", str(row.cached_tokens), f"{row.ratio:.1%}")
+        (
+            name,
+            f"{row.ms:.1f}",
+            f"{row.launch_ms:.1f}",
+            f"{row.cached_ms:.1f}",
+            f"{row.cached_launch_ms:.1f}",
+            str(row.cached_tokens),
+            f"{row.ratio:.1%}",
+        )
         for name, row in rows.items()
     ]
-    _print(("tokens", "cold ms", "cached ms", "tokens cached", "cached over cold"), table, report, memory)
+    head = ("tokens", "cold ms", "host", "cached ms", "host", "tokens cached", "cached over cold")
+    _print(head, table, report, memory)
 
 
 def _print(head: Sequence[str], rows: Sequence[Sequence[str]], report: dict[str, Any], memory: Memory | None) -> None:

@@ -48,11 +48,16 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefillTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds to the first token, cold (the median of the runs) and with the prefix cached."""
+    """Milliseconds to the first token, cold (the median of the runs) and with the prefix cached.
+
+    ``launch_ms`` of each is the host's part: until the first chunk of the prompt is handed to the device.
+    """
 
     tokens: int
     ms: float
+    launch_ms: float
     cached_ms: float
+    cached_launch_ms: float
     cached_tokens: int
     ratio: float
     runs_ms: tuple[float, ...]
@@ -150,11 +155,18 @@ def measure_decode(
 def measure_prefill(world: World, clock: Clock, *, tokens: int, runs: int) -> PrefillTime:
     """Time to the first token of prompts that nobody has sent before, and of one whose prefix is cached."""
     world.reply(prompt_of(world, tokens, 0), 1)
-    times = [_time_to_first(world, clock, prompt_of(world, tokens, 1 + run))[0] for run in range(runs)]
-    cached_ms, cached = _time_to_first(world, clock, prompt_of(world, tokens, runs))
-    ms = statistics.median(times)
+    cold = [_time_to_first(world, clock, prompt_of(world, tokens, 1 + run)) for run in range(runs)]
+    warm = [_time_to_first(world, clock, prompt_of(world, tokens, runs)) for _ in range(runs)]
+    ms, cached_ms = (statistics.median(each.ms for each in times) for times in (cold, warm))
     return PrefillTime(
-        tokens=tokens, ms=ms, cached_ms=cached_ms, cached_tokens=cached, ratio=cached_ms / ms, runs_ms=tuple(times)
+        tokens=tokens,
+        ms=ms,
+        launch_ms=statistics.median(each.launch_ms for each in cold),
+        cached_ms=cached_ms,
+        cached_launch_ms=statistics.median(each.launch_ms for each in warm),
+        cached_tokens=warm[0].cached,
+        ratio=cached_ms / ms,
+        runs_ms=tuple(each.ms for each in cold),
     )
 
 
@@ -169,12 +181,22 @@ def _run(world: World, clock: Clock, steps: int) -> float:
     return (clock() - start) / steps
 
 
-def _time_to_first(world: World, clock: Clock, prompt: Sequence[int]) -> tuple[float, int]:
-    """Milliseconds to the first token, and how many tokens were cached."""
+class _First(msgspec.Struct, frozen=True):
+    """Milliseconds to the first token and to the end of the first tick, and how many tokens were cached."""
+
+    ms: float
+    launch_ms: float
+    cached: int
+
+
+def _time_to_first(world: World, clock: Clock, prompt: Sequence[int]) -> _First:
     _synchronise(world.engine.device)
     start = clock()
-    reply = world.reply(prompt, 1)
-    return (clock() - start) * 1e3, reply.cached
+    request = world.submit(prompt, 1)
+    world.tick()
+    launched = clock()
+    world.run()
+    return _First((clock() - start) * 1e3, (launched - start) * 1e3, world.replies[request].cached)
 
 
 def _reads_of_a_step(world: World) -> list[Read]:
