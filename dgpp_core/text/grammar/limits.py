@@ -14,6 +14,9 @@ MAX_SOURCE = 2_000_000
 """Characters of a source."""
 
 
+PROBE_STEPS = 64
+"""Bytes of the reply that a grammar is tried with."""
+
 MAX_ALTERNATIVES = 20_000
 """Ways to go on that a parser keeps open at once; a list of optional properties takes four a property."""
 

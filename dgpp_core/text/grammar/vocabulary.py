@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from dgpp_core.text.grammar.limits import MAX_ALTERNATIVES, limits
 from dgpp_core.text.grammar.sources import GrammarError
 from dgpp_core.text.tokenizer import Tokenizer
+
+_PLACE = re.compile(r"^(at )?[0-9]+\([0-9]+\): ")
+_COPY = re.compile(r"\n *[0-9]+ \||<state>|<backtrace>|<grammar>")
 
 Words = NDArray[np.int32]
 """A mask: token i is bit i % 32 of word i // 32."""
@@ -120,8 +124,9 @@ def allowed(mask: Words, token: int) -> bool:
 
 
 def reason(parser: llguidance.LLMatcher) -> str:
-    """The library's message without its copy of the grammar."""
-    lines = [line.strip() for line in parser.get_error().splitlines()]
-    kept = [line for line in lines if line and not line[:1].isdigit() and "^" not in line and "%llguidance" not in line]
-    first = lines[0].split(": ", 1)[-1] if lines and lines[0].startswith("at ") else ""
-    return first or " ".join(kept)[:300] or "the library gives no reason"
+    """The library's message, without its copy of the grammar and of its own state."""
+    error = parser.get_error()
+    if error.startswith("panic"):
+        return "the grammar library failed"
+    text = _PLACE.sub("", _COPY.split(error, maxsplit=1)[0])
+    return " ".join(text.split())[:300] or "the library gives no reason"

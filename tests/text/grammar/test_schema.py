@@ -23,7 +23,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"anyOf": [{}, {"if": {}}]}, "anyOf.1.if", "not supported"),
     *(({word: {}}, word, "not supported") for word in (
         "$anchor", "not", "if", "then", "else", "contains", "propertyNames", "dependentRequired",
-        "dependentSchemas", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "contentEncoding", "contentMediaType", "minContains",
+        "dependentSchemas", "unevaluatedItems",
+        "unevaluatedProperties", "$dynamicRef", "contentEncoding", "contentMediaType", "minContains",
         "additionalItems", "dependencies", "nullable", "x-guidance",
     )),
     ({"type": "objekt"}, "type", "expected one of"),

@@ -1,0 +1,160 @@
+"""Whether a grammar compiles, found out in processes that can be killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from typing import IO, cast
+
+import msgspec
+
+from dgpp_core.text.grammar.limits import COMPILE_SECONDS, MAX_SOURCE
+from dgpp_core.text.grammar.sources import GrammarError
+from dgpp_core.text.grammar.worker import Tokens, Verdict, write_frame
+
+START_SECONDS = 60.0
+"""Time for a process to come up, on a machine that is busy loading weights."""
+
+
+class Trial:
+    """Tries grammars, each source once. Safe to use from several threads.
+
+    Args:
+        tokens: the model's control tokens.
+        processes: grammars tried at once; a process is started when it is first needed.
+        seconds: time for one.
+        remembered: sources whose verdict is kept.
+    """
+
+    def __init__(
+        self, tokens: Tokens, *, processes: int = 2, seconds: float = COMPILE_SECONDS, remembered: int = 1024
+    ) -> None:
+        self._seconds, self._remembered = seconds, remembered
+        self._lock = threading.Lock()
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        self._all = [_Process(tokens) for _ in range(processes)]
+        for process in self._all:
+            self._idle.put(process)
+
+    def start(self) -> None:
+        """Start a process now, so that the first request need not wait for it."""
+        process = self._idle.get()
+        try:
+            process.start()
+        finally:
+            self._idle.put(process)
+
+    def check(self, source: str) -> None:
+        """Return if ``source`` compiles and has a text.
+
+        Raises:
+            GrammarError: it does not, or not in time.
+        """
+        key = hashlib.blake2b(source.encode(), digest_size=16).digest()
+        error = self.known(key)
+        if error is None:
+            error = self._try(source, key)
+        if error:
+            raise GrammarError(error)
+
+    def known(self, key: bytes) -> str | None:
+        """The verdict that is remembered for a digest."""
+        with self._lock:
+            if key in self._verdicts:
+                self._verdicts.move_to_end(key)
+            return self._verdicts.get(key)
+
+    def close(self) -> None:
+        """End every process."""
+        for process in self._all:
+            process.kill()
+
+    def _try(self, source: str, key: bytes) -> str:
+        if len(source) > MAX_SOURCE:
+            return f"it is larger than {MAX_SOURCE} characters"
+        process = self._idle.get()
+        try:
+            process.start()
+            error = process.ask(source, self._seconds)
+        except TimeoutError:
+            process.kill()
+            return f"compiling it takes more than {self._seconds:g} s"  # not remembered: the machine may have been busy
+        except OSError:
+            process.kill()
+            return "compiling it takes more memory than there is for it"
+        finally:
+            self._idle.put(process)
+        with self._lock:
+            self._verdicts[key] = error
+            if len(self._verdicts) > self._remembered:
+                self._verdicts.popitem(last=False)
+        return error
+
+
+class _Process:
+    """One process, used by one thread at a time."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it unless it runs.
+
+        Raises:
+            TimeoutError, OSError: it does not come up.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dgpp_core.text.grammar.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        self._send(self._tokens)
+        self._receive(START_SECONDS)
+
+    def ask(self, source: str, seconds: float) -> str:
+        """What is wrong with ``source``, or nothing.
+
+        Raises:
+            TimeoutError: no answer came in time.
+            OSError: the process died.
+        """
+        self._send(source)
+        return self._receive(seconds).error
+
+    def kill(self) -> None:
+        """End it at once."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                cast(IO[bytes], pipe).close()
+
+    def _send(self, message: object) -> None:
+        assert self._process is not None, "it was started"
+        write_frame(cast(IO[bytes], self._process.stdin), message)  # type: ignore[arg-type]
+
+    def _receive(self, seconds: float) -> Verdict:
+        assert self._process is not None, "it was started"
+        pipe = cast(IO[bytes], self._process.stdout).fileno()
+        end, frame = time.monotonic() + seconds, b""
+        while len(frame) < 4 or len(frame) < 4 + int.from_bytes(frame[:4], "little"):
+            if not select.select([pipe], [], [], max(end - time.monotonic(), 0))[0]:
+                raise TimeoutError
+            if not (part := os.read(pipe, 65536)):
+                raise BrokenPipeError
+            frame += part
+        return msgspec.msgpack.decode(frame[4:], type=Verdict)

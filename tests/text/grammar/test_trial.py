@@ -1,0 +1,93 @@
+"""Grammars are tried in processes that are killed when they take too long or too much."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dgpp_core.text.grammar import sources
+from dgpp_core.text.grammar.sources import GrammarError
+from dgpp_core.text.grammar.trial import Trial
+from dgpp_core.text.grammar.worker import Tokens
+
+from .conftest import CALL, CONTROL, END, PIECES, WIDTH
+
+ENDLESS = {"type": "integer", "multipleOf": 99_999_989}
+"""A remainder for each state of the automaton."""
+
+
+def deep(levels: int) -> Any:
+    schema: Any = {"type": "null"}
+    for level in range(levels):
+        names = [f"{level}{side}" for side in "ab"]
+        schema = {
+            "oneOf": [
+                {"type": "object", "properties": {"k": {"const": name}, "v": schema}, "required": ["k"]}
+                for name in names
+            ]
+        }
+    return schema
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[Trial]:
+    made = Trial(Tokens(WIDTH, END, {token: PIECES[token] for token in sorted(CONTROL)}), processes=2, seconds=1.0)
+    made.start()
+    yield made
+    made.close()
+
+
+def test_a_grammar_that_compiles(trial: Trial) -> None:
+    trial.check(sources.json_object())
+    trial.check(sources.json_schema(deep(6)))
+    trial.check(f'%llguidance {{"no_forcing": true}}\nstart: <[{CALL}]> "x"')
+
+
+BAD = {
+    "malformed": ("start: (", "Expected token"),
+    "unknown control token": ('start: <[9999]> "x"', "9999"),
+    "nothing matches": (sources.lark("start: a\na: b\nb: a"), "NoExtension"),
+    "contradiction": (sources.json_schema({"type": "string", "pattern": "^a$", "minLength": 3}), "nsatisfiable"),
+    "options that overlap": (sources.json_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf"),
+    "too large": ('start: "' + "a" * 2_000_000 + '"', "larger than"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_grammar_that_does_not(trial: Trial, name: str) -> None:
+    source, why = BAD[name]
+    with pytest.raises(GrammarError, match=why):
+        trial.check(source)
+    with pytest.raises(GrammarError, match=why):
+        trial.check(source)
+
+
+def test_one_that_takes_too_long_is_killed_while_others_are_tried(trial: Trial) -> None:
+    found: list[str] = []
+
+    def endless() -> None:
+        with pytest.raises(GrammarError) as caught:
+            trial.check(sources.json_schema(ENDLESS))
+        found.append(str(caught.value))
+
+    thread = threading.Thread(target=endless)
+    started = time.monotonic()
+    thread.start()
+    trial.check(sources.json_schema({"const": "meanwhile"}))
+    thread.join(timeout=30)
+    assert found == ["compiling it takes more than 1 s"]
+    assert time.monotonic() - started < 20
+    trial.check(sources.json_schema({"const": "afterwards"}))
+
+
+def test_a_process_that_died_is_replaced(trial: Trial) -> None:
+    for process in trial._all:
+        process.start()
+        assert process._process is not None
+        process._process.kill()
+        process._process.wait()
+    trial.check(sources.json_schema({"const": "anew"}))
