@@ -14,42 +14,47 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dgpp_core.ops.kernels.cases import CompileCase
-from dgpp_core.ops.kernels.norms import normed, row_meta
+from dgpp_core.ops.kernels.norms import normed, row_chunks, row_meta, store_chunks
 
 
 @triton.jit
-def embed_norm_rows(table, tokens, weight, residual, out, eps, H: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr):
+def embed_norm_rows(table, tokens, weight, residual, out, eps, H: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
     """residual fp32 ``[M, H]``: rows ``tokens`` of ``table``; out their norm."""
     row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, SPAN)
-    there = i < H
-    w = tl.load(weight + i, mask=there, other=0.0).to(tl.float32)
+    weights = row_chunks(weight, H, CHUNK)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    x = tl.load(table + tl.load(tokens + row) * H + i, mask=there, other=0.0).to(tl.float32)
-    tl.store(residual + row * H + i, x, mask=there)
-    tl.store(out + row * H + i, normed(x, w, eps, H).to(out.dtype.element_ty), mask=there)
+    x = row_chunks(table + tl.load(tokens + row) * H, H, CHUNK)
+    store_chunks(residual + row * H, x, H, CHUNK)
+    store_chunks(out + row * H, normed(x, weights, eps, H, CHUNK), H, CHUNK)
 
 
 @triton.jit
 def draft_input_rows(
-    table, tokens, hidden, embed_weight, hidden_weight, out, eps, H: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr
+    table,
+    tokens,
+    hidden,
+    embed_weight,
+    hidden_weight,
+    out,
+    eps,
+    H: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out ``[M, 2 H]``: the norm of row ``tokens`` of ``table``, then the norm of ``hidden`` ``[M, H]``."""
     row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, SPAN)
-    there = i < H
-    w = tl.load(embed_weight + i, mask=there, other=0.0).to(tl.float32)
-    u = tl.load(hidden_weight + i, mask=there, other=0.0).to(tl.float32)
+    first = row_chunks(embed_weight, H, CHUNK)
+    second = row_chunks(hidden_weight, H, CHUNK)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    x = tl.load(table + tl.load(tokens + row) * H + i, mask=there, other=0.0).to(tl.float32)
-    y = tl.load(hidden + row * H + i, mask=there, other=0.0).to(tl.float32)
-    spot = out + row * (2 * H) + i
-    tl.store(spot, normed(x, w, eps, H).to(out.dtype.element_ty), mask=there)
-    tl.store(spot + H, normed(y, u, eps, H).to(out.dtype.element_ty), mask=there)
+    x = row_chunks(table + tl.load(tokens + row) * H, H, CHUNK)
+    y = row_chunks(hidden + row * H, H, CHUNK)
+    spot = out + row * (2 * H)
+    store_chunks(spot, normed(x, first, eps, H, CHUNK), H, CHUNK)
+    store_chunks(spot + H, normed(y, second, eps, H, CHUNK), H, CHUNK)
 
 
 def embed_norm(table: Tensor, tokens: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -19,49 +19,73 @@ from dgpp_core.ops.kernels.cases import CompileCase
 
 
 @triton.jit
-def normed(x, weight, eps, H: tl.constexpr):
-    """``x`` over its root mean square, times ``weight``; elements past H are zero in both."""
-    return x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * weight
+def row_chunks(row, H: tl.constexpr, CHUNK: tl.constexpr):
+    """The row at pointer ``row`` as float32 chunks of CHUNK, zero past H: every lane has 16 bytes of each."""
+    chunks = ()
+    for first in tl.static_range(0, H, CHUNK):
+        i = first + tl.arange(0, CHUNK)
+        chunks = chunks + (tl.load(row + i, mask=i < H, other=0.0).to(tl.float32),)
+    return chunks
+
+
+@triton.jit
+def store_chunks(row, chunks, H: tl.constexpr, CHUNK: tl.constexpr):
+    """Write chunks to the row at pointer ``row``, rounded to its dtype."""
+    for c in tl.static_range(len(chunks)):
+        i = c * CHUNK + tl.arange(0, CHUNK)
+        tl.store(row + i, chunks[c].to(row.dtype.element_ty), mask=i < H)
+
+
+@triton.jit
+def normed(chunks, weights, eps, H: tl.constexpr, CHUNK: tl.constexpr):
+    """A row over its root mean square, times its weights."""
+    squares = tl.zeros([CHUNK], tl.float32)
+    for c in tl.static_range(len(chunks)):
+        squares += chunks[c] * chunks[c]
+    factor = tl.rsqrt(tl.sum(squares, 0) / H + eps)
+    scaled = ()
+    for c in tl.static_range(len(chunks)):
+        scaled = scaled + (chunks[c] * factor * weights[c],)
+    return scaled
 
 
 @triton.jit(do_not_specialize=["M"])
 def residual_norm_rows(
-    residual, parts, weight, out, M, eps, H: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr
+    residual, parts, weight, out, M, eps, H: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr
 ):
     """residual fp32 ``[M, H]`` += parts fp32 ``[PARTS, M, H]`` in order; out its norm."""
     row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, SPAN)
-    there = i < H
-    w = tl.load(weight + i, mask=there, other=0.0).to(tl.float32)
+    weights = row_chunks(weight, H, CHUNK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    x = tl.load(residual + row * H + i, mask=there, other=0.0)
+    x = row_chunks(residual + row * H, H, CHUNK)
     for part in tl.static_range(PARTS):
-        x += tl.load(parts + (part * M + row) * H + i, mask=there, other=0.0)
-    tl.store(residual + row * H + i, x, mask=there)
-    tl.store(out + row * H + i, normed(x, w, eps, H).to(out.dtype.element_ty), mask=there)
+        more = row_chunks(parts + (part * M + row) * H, H, CHUNK)
+        total = ()
+        for c in tl.static_range(len(x)):
+            total = total + (x[c] + more[c],)
+        x = total
+    store_chunks(residual + row * H, x, H, CHUNK)
+    store_chunks(out + row * H, normed(x, weights, eps, H, CHUNK), H, CHUNK)
 
 
 @triton.jit
-def norm_rows(x, weight, out, eps, H: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr):
+def norm_rows(x, weight, out, eps, H: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
     """out ``[M, H]``: the norm of x ``[M, H]`` of any float dtype."""
     row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, SPAN)
-    there = i < H
-    w = tl.load(weight + i, mask=there, other=0.0).to(tl.float32)
+    weights = row_chunks(weight, H, CHUNK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    wide = tl.load(x + row * H + i, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + row * H + i, normed(wide, w, eps, H).to(out.dtype.element_ty), mask=there)
+    wide = row_chunks(x + row * H, H, CHUNK)
+    store_chunks(out + row * H, normed(wide, weights, eps, H, CHUNK), H, CHUNK)
 
 
 def row_meta(width: int) -> dict[str, Any]:
     """Compile-time arguments for rows of ``width``."""
-    span = triton.next_power_of_2(width)
-    warps = max(1, min(8, span // 256))
-    return {"H": width, "SPAN": span, "PDL": True, "num_warps": warps, "launch_pdl": True}
+    warps = max(1, min(8, triton.next_power_of_2(width) // 256))
+    return {"H": width, "CHUNK": 128 * warps, "PDL": True, "num_warps": warps, "launch_pdl": True}
 
 
 def residual_norm(residual: Tensor, parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

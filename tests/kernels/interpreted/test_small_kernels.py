@@ -30,11 +30,11 @@ def test_parts_are_added_and_normed() -> None:
     residual, parts = torch.randn(3, H, generator=G), torch.randn(4, 3, H, generator=G)
     weight, out = torch.randn(H, generator=G), torch.full((3, H), float("nan"))
     wanted = residual.double() + parts.double().sum(0)
-    residual_norm_rows[(3,)](residual, parts, weight, out, 3, EPS, H=H, SPAN=64, PARTS=4, PDL=False)
+    residual_norm_rows[(3,)](residual, parts, weight, out, 3, EPS, H=H, CHUNK=16, PARTS=4, PDL=False)
     assert near(residual, wanted)
     assert near(out, normed(wanted, weight))
     again = torch.empty_like(out)
-    norm_rows[(3,)](residual, weight, again, EPS, H=H, SPAN=64, PDL=False)
+    norm_rows[(3,)](residual, weight, again, EPS, H=H, CHUNK=16, PDL=False)
     assert torch.equal(again, out)
 
 
@@ -42,10 +42,10 @@ def test_a_forward_begins_with_embedded_rows() -> None:
     table, hidden = torch.randn(9, H, generator=G), torch.randn(3, H, generator=G)
     tokens, first, second = torch.tensor([8, 0, 3]), torch.randn(H, generator=G), torch.randn(H, generator=G)
     residual, out, pair = torch.empty(3, H), torch.empty(3, H), torch.empty(3, 2 * H)
-    embed_norm_rows[(3,)](table, tokens, first, residual, out, EPS, H=H, SPAN=64, PDL=False)
+    embed_norm_rows[(3,)](table, tokens, first, residual, out, EPS, H=H, CHUNK=16, PDL=False)
     assert torch.equal(residual, table[tokens])
     assert near(out, normed(table[tokens], first))
-    draft_input_rows[(3,)](table, tokens, hidden, first, second, pair, EPS, H=H, SPAN=64, PDL=False)
+    draft_input_rows[(3,)](table, tokens, hidden, first, second, pair, EPS, H=H, CHUNK=16, PDL=False)
     assert near(pair, torch.cat([normed(table[tokens], first), normed(hidden, second)], 1))
 
 
