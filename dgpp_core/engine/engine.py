@@ -254,7 +254,10 @@ class Engine:
             own = self.drafter.observe(batch, hidden, next_tokens, self.state.pools)
             if last:
                 segments = upload(last, self.device)
-                tail = tail_of(batch, rows, slots, batch.block_tables[segments], batch.candidates[segments])
+                tail = tail_of(
+                    batch.tokens[rows], batch.positions[rows], slots, batch.block_tables[segments],
+                    batch.candidates[segments], batch.max_length,
+                )  # fmt: skip
                 tokens = self.registers.last_tokens[slots]
                 self.registers.drafts[slots] = self.program.draft(self.drafter, tail, own[rows], tokens)
         return parts

@@ -104,7 +104,9 @@ class DecodeProgram:
         )  # fmt: skip
         if self.drafter is not None:
             own = self.drafter.observe(batch, step.hidden, step.picked, self.pools)
-            tail = tail_of(batch, done.rows, batch.slots, batch.block_tables, batch.candidates)
+            tail = tail_of(
+                done.tokens, done.positions, batch.slots, batch.block_tables, batch.candidates, batch.max_length
+            )
             held.drafts[batch.slots] = self.draft(self.drafter, tail, own[done.rows], done.last)
         return done.results
 
@@ -119,17 +121,18 @@ class DecodeProgram:
         return drafter.propose(tail, own, tokens, self.registers.drafts.shape[1], self.pools)
 
 
-def tail_of(batch: StepBatch, rows: Tensor, slots: Tensor, block_tables: Tensor, candidates: Tensor) -> StepBatch:
-    """One row each of some segments of a batch, as a drafter goes on from it."""
-    positions = batch.positions[rows]
+def tail_of(
+    tokens: Tensor, positions: Tensor, slots: Tensor, block_tables: Tensor, candidates: Tensor, max_length: int
+) -> StepBatch:
+    """One row a segment, as a drafter goes on from it; arguments as the fields of `StepBatch`."""
     return StepBatch(
-        tokens=batch.tokens[rows],
+        tokens=tokens,
         positions=positions,
-        counts=(1,) * len(rows),
+        counts=(1,) * len(slots),
         slots=slots,
         lengths=positions,
         block_tables=block_tables,
         candidates=candidates,
         keep_rows=True,
-        max_length=batch.max_length,
+        max_length=max_length,
     )

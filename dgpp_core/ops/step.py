@@ -35,11 +35,14 @@ class CommittedRows(msgspec.Struct, frozen=True, eq=False):
         results: int64 ``[B, W + 3]``: the picks, how many drafts stood, the first row whose logits are at fault (W
             where none is), the length before.
         rows: int64 ``[B]``, the last row that stood.
+        tokens, positions: int64 ``[B]``, of that row.
         last: int64 ``[B]``, the pick of that row; 0 for an inert segment.
     """
 
     results: Tensor
     rows: Tensor
+    tokens: Tensor
+    positions: Tensor
     last: Tensor
 
 
@@ -109,7 +112,8 @@ def commit(
     candidates[slots] = accepted * live
     last_tokens[slots] = last
     results = pack(chosen, accepted, fine.view(len(slots), width), rows.starts)
-    return CommittedRows(results, torch.arange(len(slots)) * width + accepted, last)
+    stood = torch.arange(len(slots)) * width + accepted
+    return CommittedRows(results, stood, rows.tokens[stood], rows.positions[stood], last)
 
 
 def pack(tokens: Tensor, accepted: Tensor, fine: Tensor, lengths: Tensor) -> Tensor:

@@ -74,8 +74,7 @@ def commit_rows(
     candidates,
     last_tokens,
     results,
-    rows,
-    last,
+    tail,
     INERT: tl.constexpr,
     WIDTH: tl.constexpr,
     SPAN: tl.constexpr,
@@ -104,8 +103,11 @@ def commit_rows(
     tl.store(lengths + slot, tl.where(live, start + accepted + 1, 0))
     tl.store(candidates + slot, tl.where(live, accepted, 0))
     tl.store(last_tokens + slot, newest)
-    tl.store(last + segment, newest)
-    tl.store(rows + segment, segment * WIDTH + accepted)
+    segments = tl.num_programs(0)
+    tl.store(tail + segment, segment * WIDTH + accepted)
+    tl.store(tail + segments + segment, tl.load(tokens + segment * WIDTH + accepted))
+    tl.store(tail + 2 * segments + segment, start + accepted)
+    tl.store(tail + 3 * segments + segment, newest)
     result = results + segment * (WIDTH + 3)
     tl.store(result + i, pick, mask=there)
     tl.store(result + WIDTH, accepted)
@@ -146,19 +148,19 @@ def commit(
     candidates: Tensor,
     last_tokens: Tensor,
     inert: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """As `dgpp_core.ops.step.commit`, for CUDA tensors."""
     segments = len(slots)
     width = len(tokens) // segments
     results = slots.new_empty(segments, width + 3)
-    rows, last = torch.empty_like(slots), torch.empty_like(slots)
+    tail = slots.new_empty(4, segments)
     commit_rows[(segments,)](
         slots, starts, tokens, picked, fine, starts if judged is None else judged, lengths, candidates, last_tokens,
-        results, rows, last,
+        results, tail,
         INERT=inert, WIDTH=width, SPAN=triton.next_power_of_2(width), JUDGED=judged is not None,
         PDL=True, num_warps=1, launch_pdl=True,
     )  # fmt: skip
-    return results, rows, last
+    return results, *tail
 
 
 def compile_cases() -> list[CompileCase]:
@@ -171,7 +173,7 @@ def compile_cases() -> list[CompileCase]:
         cases.append(
             CompileCase(f"gather_rows {width}", gather_rows, (whole,) * 11, rows | table | options | {"num_warps": 4})
         )
-        given = (whole,) * 4 + (torch.bool,) + (whole,) * 7
+        given = (whole,) * 4 + (torch.bool,) + (whole,) * 6
         mode = {"JUDGED": False, "num_warps": 1}
         cases.append(CompileCase(f"commit_rows {width}", commit_rows, given, rows | mode | options))
     return cases

@@ -49,13 +49,13 @@ def test_picks_are_committed(width: int, judged: list[int] | None) -> None:
     say = None if judged is None else torch.tensor(judged).clamp(max=width - 1)
     reference, kept = [tensor.clone() for tensor in held[:3]], [tensor.clone() for tensor in held[:3]]
     wanted = step.commit(which, rows, picked, fine, *reference, judged=say)
-    results, last = torch.full((3, width + 3), -1), torch.full((2, 3), -1)
+    results, tail = torch.full((3, width + 3), -1), torch.full((4, 3), -1)
     commit_rows[(3,)](
-        which, rows.starts, rows.tokens, picked, fine, which if say is None else say, *kept, results, *last,
+        which, rows.starts, rows.tokens, picked, fine, which if say is None else say, *kept, results, tail,
         INERT=SLOTS, WIDTH=width, SPAN=4, JUDGED=say is not None, PDL=False,
     )  # fmt: skip
     assert torch.equal(results, wanted.results)
-    assert torch.equal(last, torch.stack((wanted.rows, wanted.last)))
+    assert torch.equal(tail, torch.stack((wanted.rows, wanted.tokens, wanted.positions, wanted.last)))
     assert all(torch.equal(a, b) for a, b in zip(kept, reference, strict=True))
     accepted = results[:, width].tolist()
     if say is None:
