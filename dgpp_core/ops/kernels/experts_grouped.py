@@ -86,20 +86,29 @@ def chunk_operand(a0, a1, a2, a3, W: gl.constexpr, L: gl.constexpr):
 
 
 @gluon.jit
-def copy_chunk(rings, sources, chunk: gl.constexpr, slot, CHUNKS: gl.constexpr, STAGES: gl.constexpr):
+def copy_chunk(
+    rings, sources, chunk: gl.constexpr, slot, STEPS: gl.constexpr, CHUNKS: gl.constexpr, TILES: gl.constexpr,
+    COUNT: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     """Start to copy chunk ``2 slot + chunk``: activations, codes and, with the even one, the slot's scales.
 
-    Past the end the last one comes again, so that every turn of the loop has the same number of copies in flight.
+    The chunks of COUNT row tile groups, TILES tiles apart, follow each other. Past the end the last one comes again,
+    so that every turn of the loop has the same number of copies in flight.
     """
     x_ring, code_ring, scale_ring = rings
     x, codes, scales = sources
     number = 2 * slot + chunk
-    source = gl.minimum(number, CHUNKS - 1)
-    async_copy.async_copy_global_to_shared(x_ring.index(number % STAGES), x + source * CHUNK)
-    async_copy.async_copy_global_to_shared(code_ring.index(number % STAGES), codes + source * 128)
+    source = gl.minimum(number, STEPS - 1)
+    k = source % CHUNKS if COUNT > 1 else source
+    group = source // CHUNKS if COUNT > 1 else 0
+    async_copy.async_copy_global_to_shared(x_ring.index(number % STAGES), x + k * CHUNK)
+    async_copy.async_copy_global_to_shared(
+        code_ring.index(number % STAGES), codes + (group * (TILES * CHUNKS * 128) + k * 128)
+    )
     if chunk % 2 == 0:
         place = scale_ring.index((number // 2) % (STAGES // 2))
-        async_copy.async_copy_global_to_shared(place, scales + (source // 2) * 32)
+        words = scales + (group * (TILES * CHUNKS * 16) + (k // 2) * 32)
+        async_copy.async_copy_global_to_shared(place, words)
     async_copy.commit_group()
 
 
@@ -126,19 +135,9 @@ def multiply_chunk(acc, a, b, L: gl.constexpr, WGMMA: gl.constexpr):
 
 @gluon.jit
 def turn(
-    acc,
-    a,
-    rings,
-    sources,
-    chunk: gl.constexpr,
-    slot,
-    CHUNKS: gl.constexpr,
-    W: gl.constexpr,
-    L: gl.constexpr,
-    STAGES: gl.constexpr,
-    WGMMA: gl.constexpr,
-    FENCE: gl.constexpr,
-):
+    acc, a, rings, sources, chunk: gl.constexpr, slot, W: gl.constexpr, L: gl.constexpr, CHUNKS: gl.constexpr,
+    TILES: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr, WGMMA: gl.constexpr, FENCE: gl.constexpr,
+):  # fmt: skip
     """Multiply chunk ``2 slot + chunk``, decoded in ``a``, and decode the next.
 
     Its copy and that of the next chunk have arrived after the wait. The place that is copied to was read two chunks
@@ -150,46 +149,35 @@ def turn(
     if FENCE:
         fence_async_shared()
     acc = multiply_chunk(acc, a, rings[0].index(number % STAGES).permute([1, 0]), L, WGMMA)
-    copy_chunk(rings, sources, chunk + STAGES - 2, slot, CHUNKS, STAGES)
+    copy_chunk(rings, sources, chunk + STAGES - 2, slot, COUNT * CHUNKS, CHUNKS, TILES, COUNT, STAGES)
     return acc, decode_chunk(codes, scales, (chunk + 1) % 2, W)
 
 
 @gluon.jit
-def grouped_product(
-    codes,
-    scales,
-    x,
-    K: gl.constexpr,
-    W: gl.constexpr,
-    L: gl.constexpr,
-    BN: gl.constexpr,
-    STAGES: gl.constexpr,
-    WGMMA: gl.constexpr,
-    FENCE: gl.constexpr,
-):
-    """``[32 W, BN]`` from pointers to the first codes, scales and activations; K in one chain, chunk by chunk."""
-    CHUNKS: gl.constexpr = K // 64
+def group_product(
+    a, rings, sources, group, W: gl.constexpr, L: gl.constexpr, BN: gl.constexpr, CHUNKS: gl.constexpr,
+    TILES: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr, WGMMA: gl.constexpr, FENCE: gl.constexpr,
+):  # fmt: skip
+    """``[32 W, BN]`` of one row tile group, K in one chain, and the first chunk of the next, decoded."""
+    acc = gl.zeros([32 * W, BN], gl.float32, L)
+    for slot in range(group * (CHUNKS // 2), (group + 1) * (CHUNKS // 2)):
+        acc, b = turn(acc, a, rings, sources, 0, slot, W, L, CHUNKS, TILES, COUNT, STAGES, WGMMA, FENCE)
+        acc, a = turn(acc, b, rings, sources, 1, slot, W, L, CHUNKS, TILES, COUNT, STAGES, WGMMA, FENCE)
+    if WGMMA:
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    return acc, a
+
+
+@gluon.jit
+def make_rings(W: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr):
+    """Shared memory of activations, codes and scales."""
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    rings = (
+    return (
         gl.allocate_shared_memory(gl.bfloat16, [STAGES, BN, 64], SWIZZLED),
         gl.allocate_shared_memory(gl.int32, [STAGES, 2, W, 128], PLAIN),
         gl.allocate_shared_memory(gl.int32, [STAGES // 2, 2, W, 32], PLAIN),
     )
-    sources = (x, codes, scales)
-    for chunk in gl.static_range(STAGES - 2):
-        copy_chunk(rings, sources, chunk, 0, CHUNKS, STAGES)
-    async_copy.wait_group(STAGES - 3)
-    first_codes, first_scales = load_chunk(rings, 0, W, STAGES)
-    a = decode_chunk(first_codes, first_scales, 0, W)
-    acc = gl.zeros([32 * W, BN], gl.float32, L)
-    for slot in range(CHUNKS // 2):
-        acc, b = turn(acc, a, rings, sources, 0, slot, CHUNKS, W, L, STAGES, WGMMA, FENCE)
-        acc, a = turn(acc, b, rings, sources, 1, slot, CHUNKS, W, L, STAGES, WGMMA, FENCE)
-    if WGMMA:
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-    async_copy.wait_group(0)  # and a barrier: what follows may use the rings' memory
-    return acc
 
 
 @gluon.jit
@@ -238,6 +226,19 @@ def store_outputs(yp, order, first, count, tile, y, scale, N: gl.constexpr, W: g
     gl.store(yp + row[None, :] * N + (tile * (32 * W) + output)[:, None], y, mask=live)
 
 
+@gluon.jit
+def store_group(
+    out, order, multipliers, first, count, group, y, N: gl.constexpr, W: gl.constexpr, BN: gl.constexpr,
+    GATED: gl.constexpr,
+):  # fmt: skip
+    """Row tile group ``group`` of an expert; its multipliers."""
+    if GATED:
+        gate = multipliers + group * W
+        store_gated(out, order, first, count, group, y, gate, gate + N // 32, N // 2, W, BN)
+    else:
+        store_outputs(out, order, first, count, group, y, multipliers + group * (2 * W), N, W, BN)
+
+
 @gluon.jit(do_not_specialize=["picks"])
 def grouped_experts(
     wp,
@@ -253,12 +254,15 @@ def grouped_experts(
     TOPK: gl.constexpr,
     W: gl.constexpr,
     BN: gl.constexpr,
+    COUNT: gl.constexpr,
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
     WGMMA: gl.constexpr,
     FENCE: gl.constexpr,
 ):
-    """Tile program_id(1) of picks times row tiles of its expert.
+    """Tile program_id(1) of picks times COUNT groups of row tiles of its expert: 2 W, or W of gate and W of up.
+
+    Several groups share one stream of copies, and the results of one are written while the next is fetched.
 
     Args:
         wp: int32 codes and sp: int32 scales of all experts, ``[N, K]`` each; multipliers: float32, one a row tile.
@@ -267,24 +271,36 @@ def grouped_experts(
         order: int32, picks by expert; tiles: int32 ``[T, 3]`` expert (-1: none), first place in ``order``, picks.
         picks: of routed experts; later ones are of the shared expert, one a row.
     """
-    tile = gl.program_id(0)
     expert = gl.load(tiles + gl.program_id(1) * 3)
     if expert >= 0:
         first = gl.load(tiles + gl.program_id(1) * 3 + 1)
         count = gl.load(tiles + gl.program_id(1) * 3 + 2)
         STEP: gl.constexpr = N // 32 if GATED else W
-        start = tile * W if GATED else tile * (2 * W)
-        entry = expert.to(gl.int64)
-        codes = word_pointers(wp + entry * (N * K // 8), start, K * 2, STEP, W, 128)
-        scales = word_pointers(sp + entry * (N * K // 64), start, K // 4, STEP, W, 32)
-        scale = multipliers + entry * (N // 16) + start
+        TILES: gl.constexpr = W if GATED else 2 * W
+        CHUNKS: gl.constexpr = K // 64
         L: gl.constexpr = grouped_layout(W, BN, WGMMA)
+        group = gl.program_id(0) * COUNT
+        entry = expert.to(gl.int64)
+        codes = word_pointers(wp + entry * (N * K // 8), group * TILES, K * 2, STEP, W, 128)
+        scales = word_pointers(sp + entry * (N * K // 64), group * TILES, K // 4, STEP, W, 32)
+        factors = multipliers + entry * (N // 16)
         x = gathered_pointers(xp, order, first, count, picks, K, TOPK if GATED else 0, W, BN)
-        y = grouped_product(codes, scales, x, K, W, L, BN, STAGES, WGMMA, FENCE)
-        if GATED:
-            store_gated(out, order, first, count, tile, y, scale, scale + STEP, N // 2, W, BN)
+        rings = make_rings(W, BN, STAGES)
+        sources = (x, codes, scales)
+        for chunk in gl.static_range(STAGES - 2):
+            copy_chunk(rings, sources, chunk, 0, COUNT * CHUNKS, CHUNKS, TILES, COUNT, STAGES)
+        async_copy.wait_group(STAGES - 3)
+        first_codes, first_scales = load_chunk(rings, 0, W, STAGES)
+        a = decode_chunk(first_codes, first_scales, 0, W)
+        if COUNT == 1:
+            y, a = group_product(a, rings, sources, 0, W, L, BN, CHUNKS, TILES, COUNT, STAGES, WGMMA, FENCE)
+            async_copy.wait_group(0)  # and a barrier: what is stored may take its way through the rings' memory
+            store_group(out, order, factors, first, count, group, y, N, W, BN, GATED)
         else:
-            store_outputs(out, order, first, count, tile, y, scale, N, W, BN)
+            for i in range(COUNT):
+                y, a = group_product(a, rings, sources, i, W, L, BN, CHUNKS, TILES, COUNT, STAGES, WGMMA, FENCE)
+                store_group(out, order, factors, first, count, group + i, y, N, W, BN, GATED)
+            async_copy.wait_group(0)
 
 
 @triton.jit

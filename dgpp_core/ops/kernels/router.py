@@ -23,7 +23,7 @@ from dgpp_core.api.errors import EngineError
 from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.formats.matrix import Matrix
 from dgpp_core.ops.kernels.cases import CompileCase
-from dgpp_core.ops.kernels.fragments import bf16_pairs, log2, pdl_launch, pdl_wait
+from dgpp_core.ops.kernels.fragments import bf16_pairs, first_slots, log2, pdl_launch, pdl_wait
 from dgpp_core.ops.kernels.router_choice import choose_experts, plain_logits
 from dgpp_core.ops.router import Routing, Score
 
@@ -70,31 +70,43 @@ def router_slot(acc, w, x, NT: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["M"])
 def router_partials(
-    wp, xp, out, M, E: gl.constexpr, K: gl.constexpr, NT: gl.constexpr, SLOTS: gl.constexpr, PDL: gl.constexpr
+    wp,
+    xp,
+    out,
+    M,
+    E: gl.constexpr,
+    K: gl.constexpr,
+    NT: gl.constexpr,
+    SLOTS: gl.constexpr,
+    EACH: gl.constexpr,
+    PDL: gl.constexpr,
 ):
-    """out fp32 ``[parts, M, E]``: logits over part program_id(1) of K, 64 * SLOTS wide; weight and x read as int32."""
+    """out fp32 ``[., M, E]``: logits over EACH parts of K, 64 * SLOTS wide, added in order; weight and x as int32."""
     tile = gl.program_id(0)
-    part = gl.program_id(1)
     first = gl.program_id(2) * NT
     LW: gl.constexpr = router_weight_layout()
     LX: gl.constexpr = router_activation_layout(NT)
     L: gl.constexpr = router_product_layout()
     row = gl.minimum(tile * 32 + gl.arange(0, 32, gl.SliceLayout(1, LW)), E - 1)
-    weights = wp + row[:, None] * (K // 2) + (part * (SLOTS * 32) + gl.arange(0, 32, gl.SliceLayout(0, LW)))[None, :]
-    held = ()
-    for s in gl.static_range(SLOTS):
-        held = held + (gl.load(weights + s * 32, cache_modifier=".cg"),)
+    start = gl.program_id(1) * (EACH * SLOTS * 32)
+    weights = wp + row[:, None] * (K // 2) + (start + gl.arange(0, 32, gl.SliceLayout(0, LW)))[None, :]
+    source = gl.minimum(first + gl.arange(0, NT, gl.SliceLayout(1, LX)), M - 1)
+    x = xp + source[:, None] * (K // 2) + (start + gl.arange(0, 32, gl.SliceLayout(0, LX)))[None, :]
+    held = first_slots(weights, SLOTS, 32, ".cg")
     pdl_launch(PDL)
     pdl_wait(PDL)
-    source = gl.minimum(first + gl.arange(0, NT, gl.SliceLayout(1, LX)), M - 1)
-    x = xp + source[:, None] * (K // 2) + (part * (SLOTS * 32) + gl.arange(0, 32, gl.SliceLayout(0, LX)))[None, :]
-    acc = gl.zeros([32, NT], gl.float32, L)
-    for s in gl.static_range(SLOTS):
-        acc = router_slot(acc, held[s], gl.load(x + s * 32), NT)
+    total = gl.zeros([32, NT], gl.float32, L)
+    for part in range(EACH):
+        acc = gl.zeros([32, NT], gl.float32, L)
+        for s in gl.static_range(SLOTS):
+            acc = router_slot(acc, held[s], gl.load(x + (part * SLOTS + s) * 32), NT)
+        total = total + acc
+        if EACH > 1:
+            held = first_slots(weights + gl.minimum(part + 1, EACH - 1) * (SLOTS * 32), SLOTS, 32, ".cg")
     expert = tile * 32 + gl.arange(0, 32, gl.SliceLayout(1, L))
     column = first + gl.arange(0, NT, gl.SliceLayout(0, L))
     live = (expert < E)[:, None] & (column < M)[None, :]
-    gl.store(out + (part * M + column)[None, :] * E + expert[:, None], acc, mask=live)
+    gl.store(out + (gl.program_id(1) * M + column)[None, :] * E + expert[:, None], total, mask=live)
 
 
 class CudaRouter:
@@ -153,12 +165,14 @@ class CudaRouter:
         return cls(tensors["weight"], tensors["bias"], top_k, **options)
 
     def logits(self, x: Tensor, launch_pdl: bool = True) -> Tensor:
-        """float32 ``[parts, M, E]``, to be added in order."""
+        """float32 ``[S, M, E]``, to be added in order: each part of K, of many rows their sum in that order."""
         rows, pdl = x.shape[0], int(launch_pdl)
-        out = torch.empty(self.parts, rows, self.experts, dtype=torch.float32, device=x.device)
-        if self.packed and x.dtype == torch.bfloat16:
+        packed = self.packed and x.dtype == torch.bfloat16
+        splits = self.parts if packed and rows <= DECODE_ROWS else 1
+        out = torch.empty(splits, rows, self.experts, dtype=torch.float32, device=x.device)
+        if packed:
             columns = DECODE_COLUMNS if rows <= DECODE_ROWS else PREFILL_COLUMNS
-            grid = (triton.cdiv(self.experts, 32), self.parts, triton.cdiv(rows, columns))
+            grid = (triton.cdiv(self.experts, 32), splits, triton.cdiv(rows, columns))
             router_partials[grid](
                 self.weight.view(torch.int32),
                 x.view(torch.int32),
@@ -167,7 +181,6 @@ class CudaRouter:
                 **_partials_meta(self.experts, self.width, columns, pdl),
             )
             return out
-        out = out[:1]
         meta = _plain_meta(self.experts, self.width, pdl)
         plain_logits[(rows, triton.cdiv(self.experts, meta["BE"]))](self.weight, x, out, **meta)
         return out
@@ -198,8 +211,9 @@ def part_sizes(width: int) -> tuple[int, int]:
 
 
 def _partials_meta(experts: int, width: int, columns: int, pdl: int) -> dict[str, Any]:
-    slots = part_sizes(width)[0]
-    options = {"E": experts, "K": width, "NT": columns, "SLOTS": slots, "PDL": pdl}
+    slots, parts = part_sizes(width)
+    each = 1 if columns == DECODE_COLUMNS else parts
+    options = {"E": experts, "K": width, "NT": columns, "SLOTS": slots, "EACH": each, "PDL": pdl}
     return {**options, "num_warps": WARPS, "launch_pdl": bool(pdl)}
 
 
@@ -213,6 +227,7 @@ def _choice_meta(router: CudaRouter, parts: int, pdl: int) -> dict[str, Any]:
         "EP": triton.next_power_of_2(router.experts),
         "PARTS": parts,
         "TOPK": router.top_k,
+        "KP": triton.next_power_of_2(router.top_k),
         "GROUPS": router.groups,
         "KEPT": router.top_groups,
         "GP": triton.next_power_of_2(router.groups),
@@ -235,11 +250,11 @@ def compile_cases() -> list[CompileCase]:
     ]
     plain = (torch.float32, torch.bfloat16, torch.float32)
     cases.append(CompileCase("router plain 160x5120", plain_logits, plain, _plain_meta(160, 5120, 1)))
-    for experts, groups, kept in ((160, 1, 1), (256, 8, 4)):
+    for experts, groups, kept, parts in ((160, 1, 1, 20), (160, 1, 1, 1), (256, 8, 4, 20)):
         router = CudaRouter(
             torch.empty(experts, 5120, dtype=torch.bfloat16), torch.empty(experts), 8, groups=groups, top_groups=kept
         )
         args = (torch.float32, torch.float32, torch.float32, torch.int32, 7, 2.5)
-        name = f"choose 8 of {experts} groups {groups}"
-        cases.append(CompileCase(name, choose_experts, args, _choice_meta(router, 20, 1)))
+        name = f"choose 8 of {experts} groups {groups} parts {parts}"
+        cases.append(CompileCase(name, choose_experts, args, _choice_meta(router, parts, 1)))
     return cases

@@ -27,6 +27,20 @@ def plain_logits(wp, xp, out, E: tl.constexpr, K: tl.constexpr, BE: tl.constexpr
 
 
 @triton.jit
+def _logit(logits, m, e, live, M, E: tl.constexpr, PARTS: tl.constexpr):
+    """Logits of experts ``e`` of row m, their parts added in order."""
+    z = tl.zeros(e.shape, tl.float32)
+    for s in tl.static_range(PARTS):
+        z += tl.load(logits + (s * M + m) * E + e, mask=live, other=0.0)
+    return z
+
+
+@triton.jit
+def _score(z, most, mass, SOFTMAX: tl.constexpr):
+    return tl.exp(z - most) / mass if SOFTMAX else 1.0 / (1.0 + tl.exp(-z))
+
+
+@triton.jit
 def _ordered(v):
     """int32 in the order of finite float32 ``v``: a warp takes the largest of integers with one instruction."""
     bits = v.to(tl.int32, bitcast=True)
@@ -66,6 +80,7 @@ def choose_experts(
     EP: tl.constexpr,
     PARTS: tl.constexpr,
     TOPK: tl.constexpr,
+    KP: tl.constexpr,
     GROUPS: tl.constexpr,
     KEPT: tl.constexpr,
     GP: tl.constexpr,
@@ -76,7 +91,8 @@ def choose_experts(
     """Top experts of row program_id(0): ids ascending, unbiased scores as weights.
 
     The logit is the sum of PARTS partial ones in order. The largest score + bias win, ties go to the lower id. A NaN
-    never wins before a number, and an id is always one of an expert: a poisoned row reads no foreign memory.
+    never wins before a number, and an id is always one of an expert: a poisoned row reads no foreign memory. One warp
+    does it all, so its instructions count: what only the chosen need is computed again for them alone.
     """
     LOWEST: tl.constexpr = -3.0e38
     TAKEN: tl.constexpr = -(2**31)
@@ -87,29 +103,27 @@ def choose_experts(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    z = tl.zeros([EP], tl.float32)
-    for s in tl.static_range(PARTS):
-        z += tl.load(logits + (s * M + m) * E + e, mask=real, other=0.0)
+    z = _logit(logits, m, e, real, M, E, PARTS)
+    most = 0.0
+    mass = 1.0
     if SOFTMAX:
-        z = tl.where(real, z, float("-inf"))
-        grown = tl.exp(z - tl.max(z, 0))
-        score = grown / tl.sum(grown, 0)
-    else:
-        score = 1.0 / (1.0 + tl.exp(-z))
-    v = score + b
+        most = tl.max(tl.where(real, z, float("-inf")), 0)
+        mass = tl.sum(tl.where(real, tl.exp(z - most), 0.0), 0)
+    v = _score(z, most, mass, SOFTMAX) + b
     v = tl.where(v == v, tl.maximum(v, LOWEST), LOWEST)
     if GROUPS > 1:
         v = tl.where(_kept_groups(tl.where(real, v, float("-inf")), e, E, GROUPS, KEPT, GP), v, LOWEST)
     rank = tl.where(real, _ordered(v), TAKEN)
-    slot = tl.zeros([EP], tl.int32)
-    chosen = e < 0
-    for _ in tl.static_range(TOPK):
+    j = tl.arange(0, KP)
+    picks = tl.full([KP], E, tl.int32)
+    for r in tl.static_range(TOPK):
         best = tl.min(tl.where(rank == tl.max(rank, 0), e, EP), 0)
-        slot += (best < e).to(tl.int32)
-        chosen = chosen | (e == best)
+        picks = tl.where(j == r, best, picks)
         rank = tl.where(e == best, TAKEN, rank)
-    weight = tl.where(chosen, score, 0.0)
+    slot = tl.sum((picks[None, :] < picks[:, None]).to(tl.int32), 1)
+    chosen = j < TOPK
+    weight = _score(_logit(logits, m, picks, chosen, M, E, PARTS), most, mass, SOFTMAX)
     if NORMALISE:
-        weight = weight / (tl.sum(weight, 0) + 1e-20)
+        weight = weight / (tl.sum(tl.where(chosen, weight, 0.0), 0) + 1e-20)
     tl.store(weights + m * TOPK + slot, weight * scale, mask=chosen)
-    tl.store(ids + m * TOPK + slot, e, mask=chosen)
+    tl.store(ids + m * TOPK + slot, picks, mask=chosen)

@@ -26,7 +26,7 @@ def choice(partial: Tensor, bias: Tensor, top_k: int, **options: Any) -> Routing
     weights = torch.full((rows, top_k), float("nan"))
     meta = {"GROUPS": 1, "KEPT": 1, "GP": 1, "NORMALISE": True, "SOFTMAX": False} | options
     choose_experts[(rows,)](
-        partial, bias, weights, ids, rows, 2.5, E=experts, EP=32, PARTS=parts, TOPK=top_k, PDL=0, **meta
+        partial, bias, weights, ids, rows, 2.5, E=experts, EP=32, PARTS=parts, TOPK=top_k, KP=8, PDL=0, **meta
     )
     return Routing(ids, weights)
 
