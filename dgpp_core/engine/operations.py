@@ -10,10 +10,16 @@ import msgspec
 
 from dgpp_core.sampling.logprobs import TokenLogprobs as TokenLogprobs
 from dgpp_core.sampling.params import SamplingParams
+from dgpp_core.text.grammar.spec import Grammar
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """A request takes a slot: ``cached`` tokens of its prompt are already in ``blocks`` and in snapshot ``arena``."""
+    """A request takes a slot: ``cached`` tokens of its prompt are already in ``blocks`` and in snapshot ``arena``.
+
+    Attributes:
+        grammar: what the reply is held to.
+        replied: tokens at the end of the prompt that are part of the reply: it goes on after it lost its slot.
+    """
 
     slot: int
     request: int
@@ -23,6 +29,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     blocks: tuple[int, ...]
     cached: int
     arena: int = -1
+    grammar: Grammar | None = None
+    replied: int = 0
 
 
 class Extend(msgspec.Struct, frozen=True, tag="extend"):
@@ -65,13 +73,14 @@ Operation = Begin | Extend | Prefill | Decode | Snapshot | Release
 
 
 class SlotResult(msgspec.Struct, frozen=True):
-    """Tokens that one operation committed for a request."""
+    """Tokens that one operation committed for a request; ``fault`` says why its grammar allows no more, if so."""
 
     slot: int
     request: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None
     drafted: int = 0
+    fault: str = ""
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from dgpp_core.engine.operations import TokenLogprobs
 from dgpp_core.sampling.params import SamplingParams
+from dgpp_core.text.grammar.spec import Grammar
 
 VERSION = 1
 
@@ -44,6 +45,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
         logprobs: alternatives a token, -1 for none at all.
         eos_ids: ids that end the reply; empty with ``ignore_eos``.
         use_cache: whether prefixes may be reused and left behind.
+        grammar: what the reply is held to.
     """
 
     id: int
@@ -53,6 +55,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     logprobs: int = -1
     eos_ids: tuple[int, ...] = ()
     use_cache: bool = True
+    grammar: Grammar | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -78,6 +81,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
         context_tokens: most tokens (prompt and reply) a request may have.
         position_ceiling: the model's own bound.
         pool_tokens: tokens the KV pool holds.
+        constrained: whether replies can be held to grammars.
         row_exact: whether the rehearsal found every row's bits independent of its neighbours.
         plan: the printed memory plan.
     """
@@ -89,6 +93,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     position_ceiling: int
     pool_tokens: int
     row_exact: bool
+    constrained: bool = False
     load_seconds: float
     plan: str
 

@@ -76,6 +76,8 @@ class Residency:
             blocks=tuple(blocks),
             cached=cached,
             arena=chain[-1].arena if chain else -1,
+            grammar=request.submit.grammar,
+            replied=len(request.ids) - request.prompt_tokens,
         )
 
     def lacking(self, request: Request) -> int:

@@ -187,6 +187,9 @@ class Scheduler:
             )
         request.outstanding -= 1
         request.unread -= step.most
+        if answer.fault:
+            self._end(request, "error", f"the reply cannot be held to its grammar: {answer.fault}")
+            return
         tokens, reason = request.until_ending(answer.tokens)
         if len(request.ids) == request.prompt_tokens:
             self._counters.prefilled(request.prompt_tokens)
@@ -198,7 +201,7 @@ class Scheduler:
         if reason is not None:
             self._end(request, reason)
 
-    def _end(self, request: Request, reason: Reason) -> None:
+    def _end(self, request: Request, reason: Reason, error: str = "") -> None:
         """The one place where an accepted request ends."""
         if request.slot >= 0:
             self._running.remove(request)
@@ -206,7 +209,8 @@ class Scheduler:
         else:
             self._queue.remove(request)
         del self._live[request.submit.id]
-        self._endings.append(Ending(id=request.submit.id, reason=reason, cached_tokens=max(0, request.cached_tokens)))
+        cached = max(0, request.cached_tokens)
+        self._endings.append(Ending(id=request.submit.id, reason=reason, cached_tokens=cached, error=error))
         self._counters.end(reason)
 
     def _grow(self) -> None:

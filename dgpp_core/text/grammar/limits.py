@@ -17,6 +17,9 @@ MAX_SOURCE = 2_000_000
 PROBE_STEPS = 64
 """Bytes of the reply that a grammar is tried with."""
 
+REMEMBERED = 32
+"""Grammars that are kept compiled."""
+
 MAX_ALTERNATIVES = 20_000
 """Ways to go on that a parser keeps open at once; a list of optional properties takes four a property."""
 

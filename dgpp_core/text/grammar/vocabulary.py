@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -10,7 +12,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from dgpp_core.text.grammar.limits import MAX_ALTERNATIVES, limits
+from dgpp_core.text.grammar.limits import MAX_ALTERNATIVES, REMEMBERED, limits
 from dgpp_core.text.grammar.sources import GrammarError
 from dgpp_core.text.tokenizer import Tokenizer
 
@@ -43,6 +45,9 @@ class Vocabulary:
         self.words = (width + 31) // 32
         wrapper = llguidance.TokenizerWrapper(_Source(self.pieces, sorted(control), end))
         self._tokens = llguidance.LLTokenizer(wrapper, eos_token=end)
+        self._lock = threading.Lock()
+        self._parsers: OrderedDict[tuple[str, int], llguidance.LLMatcher] = OrderedDict()
+        self._containing: dict[bytes, list[int]] = {}
         self._reasoning: dict[tuple[str, int], Words] = {}
 
     @classmethod
@@ -55,14 +60,22 @@ class Vocabulary:
         return cls(pieces, control | {end}, silent, width, end)
 
     def parser(self, source: str, max_alternatives: int = MAX_ALTERNATIVES) -> llguidance.LLMatcher:
-        """A parser at the start of a grammar; `LLMatcher.deep_copy` gives more of them.
+        """A parser at the start of a grammar, which is to be copied and not changed. The latest are kept.
 
         Raises:
             GrammarError: the source is malformed, too large or matches nothing.
         """
-        parser = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=limits(max_alternatives))
-        if parser.is_error():
-            raise GrammarError(reason(parser))
+        key = (source, max_alternatives)
+        with self._lock:
+            parser = self._parsers.pop(key, None)
+        if parser is None:
+            parser = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=limits(max_alternatives))
+            if parser.is_error():
+                raise GrammarError(reason(parser))
+        with self._lock:
+            self._parsers[key] = parser
+            if len(self._parsers) > REMEMBERED:
+                self._parsers.popitem(last=False)
         return parser
 
     def empty(self, rows: int) -> NDArray[np.int32]:
@@ -84,16 +97,20 @@ class Vocabulary:
         if key not in self._reasoning:
             mark = closer.encode()
             mask = np.full(self.words, -1, dtype=np.int32)
-            for token, piece in enumerate(self.pieces):
-                if mark[-1:] in piece:
-                    read = mark[:seen] + self.text(token, mark)
-                    if mark in read and not read.endswith(mark):
-                        clear(mask, token)
+            for token in self._with_byte(mark[-1:]):
+                read = mark[:seen] + self.text(token, mark)
+                if mark in read and not read.endswith(mark):
+                    clear(mask, token)
             self._reasoning[key] = mask
         mask = self._reasoning[key].copy()
         for token in ends:
             clear(mask, token)
         return mask
+
+    def _with_byte(self, byte: bytes) -> Sequence[int]:
+        if byte not in self._containing:
+            self._containing[byte] = [token for token, piece in enumerate(self.pieces) if byte in piece]
+        return self._containing[byte]
 
 
 class _Source:

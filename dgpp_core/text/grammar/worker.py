@@ -67,7 +67,7 @@ def small_vocabulary(tokens: Tokens) -> Vocabulary:
 def judge(vocabulary: Vocabulary, source: str) -> Verdict:
     """Compile ``source`` and walk a little way along it."""
     try:
-        parser = vocabulary.parser(source)
+        parser = vocabulary.parser(source).deep_copy()
         _probe(vocabulary, parser)
     except GrammarError as error:
         return Verdict(str(error))

@@ -46,7 +46,7 @@ def make(vocabulary: Vocabulary, source: str, start: Start = "content", ends: tu
 def brute_force(vocabulary: Vocabulary, source: str, text: bytes) -> set[int]:
     """Tokens whose bytes, one by one, are taken after ``text``, by a parser that knows single bytes alone."""
     bytewise = Vocabulary([bytes([byte]) for byte in range(256)] + [b"<end>"], frozenset({256}), frozenset(), 257, 256)
-    before = bytewise.parser(source)
+    before = bytewise.parser(source).deep_copy()
     assert before.try_consume_tokens(list(text)) == len(text)
     found = set()
     for token, piece in enumerate(PIECES):
