@@ -160,9 +160,9 @@ def plan_of(chosen: Chosen, available: int | None) -> Plan:
     from dgpp_core.engine.geometry import make_geometry
     from dgpp_core.engine.plan import make_plan
 
-    model, settings, world = chosen.model, chosen.resolved.engine, chosen.resolved.world
-    config = model_config(chosen)
+    model, world, config = chosen.model, chosen.resolved.world, model_config(chosen)
     kind = device_kind(chosen.resolved.device)
+    settings = chosen.resolved.engine.on_device(gpu=kind == "cuda")
     groups = for_device(model.groups(config, world), kind)
     return make_plan(
         table=model.bindings(config),

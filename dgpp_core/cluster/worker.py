@@ -52,6 +52,7 @@ def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
     model = load_plugins(environ=os.environ).model(message.model)
     device = pick_device(message.device)
     kind: DeviceKind = "cpu" if device.type == "cpu" else "cuda"
+    settings = settings.on_device(gpu=kind == "cuda")
     prepared = prepare(model, Path(message.checkpoint), settings, kind)
     plan = make_plan(
         table=model.bindings(prepared.config),

@@ -22,7 +22,11 @@ Positive = Annotated[int, Meta(ge=1, le=2**30)]
 Depth = Annotated[int, Meta(ge=1, le=5)]
 
 AUTOMATIC_PREFILL_TOKENS = 256
-"""Prompt tokens a tick beside running decodes where ``prefill_budget_tokens`` is -1."""
+"""Prompt tokens a tick where ``prefill_budget_tokens`` is -1."""
+
+GPU_PREFILL_TOKENS, GPU_IDLE_PREFILL_TOKENS = 512, 2048
+"""The same on a GPU, beside running decodes and while there are none. Fewer rows than these read a mixture's weights as
+often, and leave the card's tensor cores idle."""
 
 
 class FileInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,6 +170,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def idle_budget(self) -> int:
         """Prompt tokens a tick while no reply runs; 0 is the whole prompt."""
         return self.prefill_idle_budget_tokens or self.busy_budget
+
+    def on_device(self, *, gpu: bool) -> EngineSettings:
+        """With what is automatic decided for the kind of device."""
+        if not gpu or self.prefill_budget_tokens != -1:
+            return self
+        idle = self.prefill_idle_budget_tokens or GPU_IDLE_PREFILL_TOKENS
+        busy = min(GPU_PREFILL_TOKENS, idle)
+        return msgspec.structs.replace(self, prefill_budget_tokens=busy, prefill_idle_budget_tokens=idle)
 
     @property
     def pool_blocks(self) -> int:

@@ -73,6 +73,7 @@ class World:
                 say so.
         """
         ranks = bus.world if bus else 1
+        settings = settings.on_device(gpu=device != "cpu")
         prepared = prepare(model, folder, settings, "cpu" if device == "cpu" else "cuda", world=ranks)
         engine = build_engine(prepared, torch.device(device), lambda stage, done, total: None, bus)
         if (device != "cpu" and settings.decode_graph) if static is None else static:

@@ -188,6 +188,18 @@ def test_budgets() -> None:
     assert (idle.busy_budget, idle.idle_budget) == (64, 512)
 
 
+def test_automatic_budgets_are_larger_on_a_gpu_and_given_ones_stay() -> None:
+    def budgets(**given: int) -> tuple[int, int]:
+        settings = EngineSettings(**given).on_device(gpu=True)  # type: ignore[arg-type]
+        return settings.busy_budget, settings.idle_budget
+
+    assert budgets() == (512, 2048)
+    assert budgets(prefill_idle_budget_tokens=300) == (300, 300)
+    assert budgets(prefill_budget_tokens=0) == (0, 0)
+    assert budgets(prefill_budget_tokens=64, prefill_idle_budget_tokens=128) == (64, 128)
+    assert EngineSettings().on_device(gpu=False) == EngineSettings()
+
+
 def test_keys_without_effect_are_named_only_where_given_a_value() -> None:
     assert without_effect(EngineSettings()) == []
     assert without_effect(EngineSettings(kv_dtype="fp8", prefill="exact")) == ["kv_dtype", "prefill"]
