@@ -11,7 +11,10 @@ import pytest
 import regex
 
 from dgpp_core.testing.tool_replies import RULES, SCHEMAS, ToolReply, damaged, dialect, well_formed
+from dgpp_core.text.tokenizer import Tokenizer
 from dgpp_core.text.tools.detect import DIALECTS
+from dgpp_core.text.tools.events import Event, Text
+from dgpp_core.text.tools.parser import CallParser
 
 NAMES = [found.name for found in DIALECTS]
 M = [chr(0xE000 + n) for n in range(6)]
@@ -119,7 +122,7 @@ def _typed(function: str, key: str, text: str, form: str | None) -> Any:
     return value
 
 
-def check(reply: ToolReply, cut: Any, play: Any, seed: int) -> None:
+def check(reply: ToolReply, tokenizer: Tokenizer, cut: Any, play: Any, seed: int) -> None:
     generator = random.Random(seed)
     content, calls = reference(reply)
     if reply.content is not None:
@@ -134,6 +137,9 @@ def check(reply: ToolReply, cut: Any, play: Any, seed: int) -> None:
         assert [(name, json.loads(arguments)) for name, arguments in whole[-1].calls] == calls
         assert whole[-1].closed == len(calls)
         assert whole[-1].calls == whole[0].calls
+        if longest == 1:  # every byte of the content is in the token that is named for it
+            named = b"".join(tokenizer.token_bytes(ids[token]) for token in whole[-1].tokens)
+            assert named.decode() == content
         assert (at_once[-1].content, at_once[-1].calls) == (at_once[0].content, at_once[0].calls)
     if reply.content is not None:
         assert (at_once[0].content, at_once[0].calls) == (content, whole[0].calls)
@@ -145,16 +151,52 @@ def check(reply: ToolReply, cut: Any, play: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("part", range(8))
-def test_well_formed(name: str, part: int, cut: Any, play: Any) -> None:
+def test_well_formed(name: str, part: int, tokenizer: Tokenizer, cut: Any, play: Any) -> None:
     for seed in range(part * 16, part * 16 + 16):
-        check(well_formed(dialect(name), random.Random(seed)), cut, play, seed)
+        check(well_formed(dialect(name), random.Random(seed)), tokenizer, cut, play, seed)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("part", range(8))
-def test_damaged(name: str, part: int, cut: Any, play: Any) -> None:
+def test_damaged(name: str, part: int, tokenizer: Tokenizer, cut: Any, play: Any) -> None:
     for seed in range(part * 16, part * 16 + 16):
-        check(damaged(dialect(name), random.Random(seed)), cut, play, seed)
+        check(damaged(dialect(name), random.Random(seed)), tokenizer, cut, play, seed)
+
+
+def events_of(reply: ToolReply, pieces: Any, *, incremental: bool) -> list[tuple[Any, ...]]:
+    """What a parser gives for ``pieces``: each character with its place in the reply, and the parts of calls."""
+    parser = CallParser(reply.dialect, RULES, incremental=incremental)
+    events: list[Event] = []
+    for piece in pieces:
+        events += parser.mark(piece) if isinstance(piece, int) else parser.push(piece)
+    flat: list[tuple[Any, ...]] = []
+    for event in [*events, *parser.finish()]:
+        if isinstance(event, Text):
+            flat += [(event.start + at, char) for at, char in enumerate(event.text)]
+        else:
+            text = getattr(event, "text", "-")
+            flat += [(type(event).__name__, event.call, getattr(event, "name", ""), char) for char in text]
+    return flat
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("make", [well_formed, damaged])
+def test_a_character_at_a_time(name: str, make: Any, incremental: bool) -> None:
+    """Pieces that no vocabulary would have, and every character that is shown at its place in the reply."""
+    for seed in range(1000, 1060):
+        reply = make(dialect(name), random.Random(seed))
+        joined: list[str | int] = []
+        for piece in reply.pieces:
+            if isinstance(piece, str) and joined and isinstance(joined[-1], str):
+                joined[-1] += piece
+            else:
+                joined.append(piece)
+        single = [part for piece in joined for part in (piece if isinstance(piece, str) else [piece])]
+        found = events_of(reply, joined, incremental=incremental)
+        assert events_of(reply, single, incremental=incremental) == found
+        for at, char, *rest in found:
+            assert rest or reply.literal[at] == char
 
 
 def test_the_rules_cover_every_form() -> None:
