@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import Drafter, EngineError, Model, StateGroup
+from dgpp_core.engine.constraints import Constraints, Look
 from dgpp_core.engine.geometry import Geometry, snapshot_bytes
 from dgpp_core.engine.graphs import StaticRunner
 from dgpp_core.engine.operations import (
@@ -41,6 +42,7 @@ from dgpp_core.ops.pick import greedy
 from dgpp_core.ops.step import pack
 from dgpp_core.sampling.device import LEAST_VOCABULARY, agrees_with_the_host
 from dgpp_core.sampling.pick import Picks, Sampler
+from dgpp_core.text.grammar.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class Engine:
         vocab_size: rows of the output head.
         drafter: proposes ``depth`` tokens a step, or None.
         depth: rows beyond the first that a decode step verifies; 0 without a drafter.
+        vocabulary: what grammars are made of; without it no reply can be held to one.
     """
 
     def __init__(
@@ -64,11 +67,13 @@ class Engine:
         vocab_size: int,
         depth: int,
         device: torch.device,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.model, self.drafter, self.depth = model, drafter, depth if drafter else 0
         self.geometry, self.device, self.vocab_size = geometry, device, vocab_size
         self.state = StatePools(groups, geometry, device)
         self.sampler = Sampler(vocab_size, geometry.slots, device)
+        self.constraints = Constraints(vocabulary, device)
         self.registers = Registers(geometry, self.depth, device)
         self.program = DecodeProgram(model, drafter, self.state.pools, self.registers)
         self.program.samples = device.type == "cuda" and self._device_samples()
@@ -178,13 +183,15 @@ class Engine:
             count = accepted + 1
             tokens = tuple(picked[:count])
             info.bound -= part.width - count
+            broken = ""
             if self.slots.get(info.slot) is info:
                 self.sampler.commit(info.slot, tokens)
+                broken = self.constraints.commit(info.slot, tokens)
             logprobs = None
             if info.logprobs:
                 first = at * part.width
                 logprobs = tuple(p or TokenLogprobs(0.0) for p in part.logprobs[first : first + count])
-            yield SlotResult(info.slot, info.request, tokens, logprobs, part.drafted)
+            yield SlotResult(info.slot, info.request, tokens, logprobs, part.drafted, broken)
 
     def _arrange(self, op: Operation) -> None:
         match op:
@@ -206,6 +213,7 @@ class Engine:
                 del self.slots[slot]
                 self.registers.release(slot)
                 self.sampler.release(slot)
+                self.constraints.release(slot)
             case _:
                 raise EngineError(f"unknown operation {type(op).__name__}")
 
@@ -219,7 +227,8 @@ class Engine:
         if op.arena >= 0:
             self.state.load(op.arena, op.slot)
         self.sampler.begin(op.slot, op.params, op.prompt, op.logprobs)
-        row = self.sampler.device_row(op.slot)
+        self.constraints.begin(op.slot, op.grammar, op.prompt[len(op.prompt) - op.replied :])
+        row = None if op.grammar else self.sampler.device_row(op.slot)
         if row is not None and not any(row):
             self.slots[op.slot].mode = "greedy"
         elif row is not None and self.program.samples:
@@ -270,7 +279,9 @@ class Engine:
         modes = {info.mode for info in infos}
         if "host" in modes:
             self._settle()
-            picks = self.sampler.pick(logits, [info.slot for info in infos], [info.bound for info in infos])
+            held = [info.slot for info in infos]
+            masks = self.constraints.look(held).masks()
+            picks = self.sampler.pick(logits, held, [info.bound for info in infos], masks=masks)
             tokens, logprobs = picks.tokens, picks.logprobs
         elif "device" in modes:
             self.program.sample(logits, tokens, slots, self.registers.lengths[slots] - 1)
@@ -286,12 +297,13 @@ class Engine:
             raise EngineError(f"a step of depth {op.depth}", expected=f"<= {self.depth}")
         for info in infos:
             self._check_rows(info, info.bound + width)
+        look = self._look(op)
         step = self.runner.verify(op.slots, op.depth, max(info.bound for info in infos) + width)
         picks = None
         modes = {info.mode for info in infos}
         if "host" in modes:
             self._settle()
-            picks = self._sample(step, infos, width)
+            picks = self._sample(step, infos, width, look)
         elif "device" in modes:
             step.sample()
         results = step.commit(None if picks is None else picks.tokens)
@@ -299,12 +311,20 @@ class Engine:
             info.bound += width
         return Part(tuple(infos), Download(results), width, op.depth, () if picks is None else picks.logprobs)
 
-    def _sample(self, step: Step, infos: list[SlotInfo], width: int) -> Picks:
+    def _look(self, op: Decode) -> Look | None:
+        """Begin the masks of a step, if one of its replies is held to a grammar, to be computed beside its rows."""
+        if not any(map(self.constraints.hold, op.slots)):
+            return None
+        self._settle()
+        drafts = self.registers.drafts[upload(op.slots, self.device)].tolist()
+        return self.constraints.look(op.slots, [row[: op.depth] for row in drafts])
+
+    def _sample(self, step: Step, infos: list[SlotInfo], width: int, look: Look | None) -> Picks:
         """Picks by the host's sampler; everything before the step has been read, so the bounds are exact."""
         slots = [info.slot for info in infos for _ in range(width)]
         positions = [info.bound + 1 + row for info in infos for row in range(width)]
         assumed = [row[:i] for row in step.drafts.tolist() for i in range(width)] if width > 1 else None
-        return self.sampler.pick(step.logits, slots, positions, assumed)
+        return self.sampler.pick(step.logits, slots, positions, assumed, masks=look.masks() if look else None)
 
     def _check_rows(self, info: SlotInfo, end: int) -> None:
         covered = info.blocks * self.geometry.block_tokens
