@@ -20,6 +20,7 @@ from dgpp_core.scheduler.messages import Submit
 from dgpp_core.scheduler.scheduler import Scheduler, TickOutput
 from dgpp_core.scheduler.sizing import limits_from, step_depths
 from dgpp_core.scheduler.stepper import Stepper
+from dgpp_core.text.grammar.spec import Grammar
 
 
 class Reply(msgspec.Struct):
@@ -76,7 +77,8 @@ class World:
         settings = settings.on_device(gpu=device != "cpu")
         prepared = prepare(model, folder, settings, "cpu" if device == "cpu" else "cuda", world=ranks)
         engine = build_engine(prepared, torch.device(device), lambda stage, done, total: None, bus)
-        if (device != "cpu" and settings.decode_graph) if static is None else static:
+        capturable = device != "cpu" and (bus is None or bus.capturable)
+        if (capturable and settings.decode_graph) if static is None else static:
             for _ in engine.use_graphs(step_depths(prepared.geometry, settings)):
                 pass
         limits = limits_from(
@@ -96,6 +98,7 @@ class World:
         logprobs: int = -1,
         eos_ids: tuple[int, ...] = (),
         use_cache: bool = True,
+        grammar: Grammar | None = None,
     ) -> int:
         """Hand in a request for the next tick; returns its id."""
         request = len(self.replies)
@@ -109,6 +112,7 @@ class World:
                 logprobs=logprobs,
                 eos_ids=eos_ids,
                 use_cache=use_cache,
+                grammar=grammar,
             )
         )
         return request
