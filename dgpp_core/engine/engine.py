@@ -54,7 +54,6 @@ class Engine:
         vocab_size: rows of the output head.
         drafter: proposes ``depth`` tokens a step, or None.
         depth: rows beyond the first that a decode step verifies; 0 without a drafter.
-        vocabulary: what grammars are made of; without it no reply can be held to one.
     """
 
     def __init__(
@@ -67,13 +66,12 @@ class Engine:
         vocab_size: int,
         depth: int,
         device: torch.device,
-        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.model, self.drafter, self.depth = model, drafter, depth if drafter else 0
         self.geometry, self.device, self.vocab_size = geometry, device, vocab_size
         self.state = StatePools(groups, geometry, device)
         self.sampler = Sampler(vocab_size, geometry.slots, device)
-        self.constraints = Constraints(vocabulary, device)
+        self.constraints = Constraints(None, device)
         self.registers = Registers(geometry, self.depth, device)
         self.program = DecodeProgram(model, drafter, self.state.pools, self.registers)
         self.program.samples = device.type == "cuda" and self._device_samples()
@@ -89,6 +87,10 @@ class Engine:
             return True
         _log.warning("the device's exponential rounds otherwise than torch's: the host picks sampled tokens, slower")
         return False
+
+    def offer_grammars(self, vocabulary: Vocabulary) -> None:
+        """Let replies be held to grammars of these tokens, which has to come before any request."""
+        self.constraints = Constraints(vocabulary, self.device)
 
     @property
     def needs_snapshot(self) -> bool:
