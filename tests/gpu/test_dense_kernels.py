@@ -117,6 +117,10 @@ def test_gated_products(form: str, shape: tuple[int, int]) -> None:
     assert error(whole, expected) < 3e-3
     for count in (1, 2, 8, 9, 16, 17):
         assert torch.equal(product(x[:count]), whole[:count]), count
+    many = product(x.repeat(9, 1), decode=False)
+    assert error(many[:33], expected) < 3e-3
+    for count in (1, 33, 100):
+        assert torch.equal(product(x.repeat(4, 1)[:count], decode=False), many[:count]), count
 
 
 @pytest.mark.parametrize("shape", [(14336, 5120), (5120, 12288), (256, 128)])

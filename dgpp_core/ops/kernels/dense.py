@@ -133,6 +133,11 @@ class CudaGateUp(CudaLinear):
         """``[M, K]`` to ``[M, I]`` in the dtype of ``x``, rounded once."""
         if decode and self._plan and self._plan.fused:
             return self._whole(x, decode, x.dtype, self.shape[0] // 2)
+        if not decode and self._plan and self.shape[0] % 32 == 0:
+            out = x.new_empty(len(x), self.shape[0] // 2)
+            if len(x):
+                prefill(self._packed, x, out, gated=True)
+            return out
         return gated(self.wide(x, decode), x.dtype)
 
     __call__ = narrow
@@ -145,14 +150,14 @@ def plain(packed: Packed, x: Tensor, out: Tensor) -> None:
     plain_product[grid](*fields_of(packed), x.contiguous(), out, len(x), rows, columns, **PRODUCT_META)
 
 
-def prefill(packed: Packed, x: Tensor, out: Tensor) -> None:
-    """The product of many rows into ``out``; bf12 is expanded for it into memory that is free afterwards."""
+def prefill(packed: Packed, x: Tensor, out: Tensor, gated: bool = False) -> None:
+    """The product of many rows into ``out``, gated or whole; bf12 is expanded into memory that is free afterwards."""
     if isinstance(packed, PackedBf12):
         packed = expanded(packed)
     rows, columns = shape_of(packed)
     form = cast(Form, form_of(packed))
     capability = 90 if torch.cuda.get_device_capability(x.device) == (9, 0) else 0
-    meta = prefill_meta(form, rows, columns, len(x), capability)
+    meta = prefill_meta(form, rows, columns, len(x), capability, gated)
     weights, scales, multipliers = (*fields_of(packed), *fields_of(packed)[:1] * 2)[:3]
     if form == "bf16":
         weights = weights.view(torch.bfloat16)

@@ -132,7 +132,7 @@ def binaries(form: Form, shapes: Iterable[tuple[Form, int, int, bool]]) -> Itera
                 yield name, cut.meta(rows, columns, wide)
 
 
-def prefill_meta(form: Form, rows: int, columns: int, m: int, capability: int) -> dict[str, Any]:
+def prefill_meta(form: Form, rows: int, columns: int, m: int, capability: int, gated: bool = False) -> dict[str, Any]:
     """Compile-time arguments of the prefill product of ``m`` rows.
 
     The rows of a tile change speed only. FP8 has two accumulators, so half as many.
@@ -148,5 +148,6 @@ def prefill_meta(form: Form, rows: int, columns: int, m: int, capability: int) -
         "W": 8,
         "STAGES": 4 if tile == 64 and capability == 90 else 2,
         "WGMMA": capability == 90,
+        "GATED": gated,
         "num_warps": 8,
     }

@@ -53,23 +53,47 @@ def slot_words(FORM):
 
 
 @gluon.jit
-def row_tiles(base, program, TILE_WORDS: gl.constexpr, WORDS: gl.constexpr, W: gl.constexpr, TILES: gl.constexpr):
-    """Pointers to slot 0 of W row tiles, ``[W, 1, WORDS]``; past the last tile it is read again."""
+def tile_of_warp(program, w, W: gl.constexpr, TILES: gl.constexpr, GATED: gl.constexpr):
+    """Row tile of warp w, past the last one the last. Gated: half of the warps have gate rows, half their up rows."""
+    if GATED:
+        HALF: gl.constexpr = W // 2
+        return gl.minimum(program * HALF + w % HALF, TILES // 2 - 1) + (w // HALF) * (TILES // 2)
+    return gl.minimum(program * W + w, TILES - 1)
+
+
+@gluon.jit
+def row_tiles(
+    base,
+    program,
+    TILE_WORDS: gl.constexpr,
+    WORDS: gl.constexpr,
+    W: gl.constexpr,
+    TILES: gl.constexpr,
+    GATED: gl.constexpr,
+):
+    """Pointers to slot 0 of W row tiles, ``[W, 1, WORDS]``."""
     L: gl.constexpr = slot_layout(W, 1, WORDS)
     w = gl.arange(0, W, gl.SliceLayout(1, gl.SliceLayout(2, L)))[:, None][:, :, None]
     r = gl.arange(0, 1, gl.SliceLayout(0, gl.SliceLayout(2, L)))[None, :][:, :, None]
     word = gl.arange(0, WORDS, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, :][:, None, :]
-    tile = gl.minimum(program * W + w, TILES - 1).to(gl.int64)
-    return base + tile * TILE_WORDS + r + word
+    return base + tile_of_warp(program, w, W, TILES, GATED).to(gl.int64) * TILE_WORDS + r + word
 
 
 @gluon.jit
-def bf16_pointers(base, program, K: gl.constexpr, W: gl.constexpr, TILES: gl.constexpr, DEPTH: gl.constexpr):
+def bf16_pointers(
+    base,
+    program,
+    K: gl.constexpr,
+    W: gl.constexpr,
+    TILES: gl.constexpr,
+    DEPTH: gl.constexpr,
+    GATED: gl.constexpr,
+):
     """Pointers to the weights of slot 0 of W row tiles in natural order, ``[16 W, DEPTH]`` bfloat16."""
     L: gl.constexpr = natural_layout(W, DEPTH)
     n = gl.arange(0, 16 * W, gl.SliceLayout(1, L))
     k = gl.arange(0, DEPTH, gl.SliceLayout(0, L))
-    tile = gl.minimum(program * W + n // 16, TILES - 1).to(gl.int64)
+    tile = tile_of_warp(program, n // 16, W, TILES, GATED).to(gl.int64)
     row = tile * (16 * K) + (n // 8 % 2) * 512 + n % 8 * 32
     column = k // 64 * 1024 + k // 8 % 2 * 256 + k // 16 % 4 * 8 + k % 8
     return base + row[:, None] + column[None, :]
@@ -114,11 +138,21 @@ def decode_into(buffer, words, scales, FORM: gl.constexpr, W: gl.constexpr, WGMM
 
 
 @gluon.jit
-def store_rows(out, y, program, column, M, N: gl.constexpr, W: gl.constexpr, COLUMNS: gl.constexpr):
-    """``y`` ``[16 W, COLUMNS]`` to ``out[column + c, 16 W program + r]``, in runs of 16 bytes and more."""
-    L: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, W], [0, 1])
+def gated_rows(y, W: gl.constexpr, COLUMNS: gl.constexpr):
+    """``[16 W, COLUMNS]`` of gate rows, then up rows, to ``silu(gate) up`` ``[8 W, COLUMNS]``."""
+    L: gl.constexpr = gl.BlockedLayout([4, 1, 2], [16, 2, 1], [1, W, 1], [2, 0, 1])
+    gate, up = gl.split(gl.convert_layout(y.reshape([2, 8 * W, COLUMNS]).permute([1, 2, 0]), L))
+    return gate / (1.0 + gl.exp(-gate)) * up
+
+
+@gluon.jit
+def store_rows(
+    out, y, program, column, M, N: gl.constexpr, W: gl.constexpr, HEIGHT: gl.constexpr, COLUMNS: gl.constexpr
+):
+    """``y`` ``[HEIGHT, COLUMNS]`` to ``out[column + c, HEIGHT program + r]``, in runs of 16 bytes and more."""
+    L: gl.constexpr = gl.BlockedLayout([8, 1], [HEIGHT // 8, 256 // HEIGHT], [1, W], [0, 1])
     y = gl.convert_layout(y.to(out.dtype.element_ty), L)
-    r = program * (16 * W) + gl.arange(0, 16 * W, gl.SliceLayout(1, L))
+    r = program * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, L))
     c = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, L))
     mask = (c < M)[None, :] & (r < N)[:, None]
     gl.store(out + c.to(gl.int64)[None, :] * N + r[:, None], y, mask=mask)
@@ -140,8 +174,9 @@ def prefill_product(
     W: gl.constexpr,
     STAGES: gl.constexpr,
     WGMMA: gl.constexpr,
+    GATED: gl.constexpr,
 ):
-    """``out[m, n]`` = x[m] · weights[n], rounded once to the dtype of ``out``.
+    """``out[m, n]`` = x[m] · weights[n], or gated ``out[m, channel]``, rounded once to the dtype of ``out``.
 
     Args:
         weights: bfloat16 of `pack_bf16`, or words of `pack_fp8` or `pack_nvfp4`; scales (FP8: float32 ``[N/16,
@@ -163,11 +198,11 @@ def prefill_product(
     m = gl.minimum(column + gl.arange(0, COLUMNS, gl.SliceLayout(1, COPY)), M - 1)
     xs = x + (m.to(gl.int64)[:, None] * K + gl.arange(0, DEPTH, gl.SliceLayout(0, COPY))[None, :])
     if COPIED:
-        ws = bf16_pointers(weights, program, K, W, TILES, DEPTH)
+        ws = bf16_pointers(weights, program, K, W, TILES, DEPTH, GATED)
     else:
-        ws = row_tiles(weights, program, SLOTS * slot_words(FORM), slot_words(FORM), W, TILES)
-        ss = row_tiles(scales, program, SLOTS * 32, 32, W, TILES) if FORM == "nvfp4" else ws
-    tile = gl.minimum(program * W + gl.arange(0, 16 * W, gl.SliceLayout(1, L)) // 16, TILES - 1)
+        ws = row_tiles(weights, program, SLOTS * slot_words(FORM), slot_words(FORM), W, TILES, GATED)
+        ss = row_tiles(scales, program, SLOTS * 32, 32, W, TILES, GATED) if FORM == "nvfp4" else ws
+    tile = tile_of_warp(program, gl.arange(0, 16 * W, gl.SliceLayout(1, L)) // 16, W, TILES, GATED)
     for s in gl.static_range(STAGES - 1):
         async_copy.async_copy_global_to_shared(xb.index(s), xs + min(s, SLOTS - 1) * DEPTH)
         if COPIED:
@@ -215,21 +250,24 @@ def prefill_product(
         total = warpgroup_mma_wait(0, deps=[running])
     if FORM == "nvfp4":
         total = total * gl.load(multipliers + tile)[:, None]
-    store_rows(out, total, program, column, M, N, W, COLUMNS)
+    if GATED:
+        store_rows(out, gated_rows(total, W, COLUMNS), program, column, M, N // 2, W, 8 * W, COLUMNS)
+    else:
+        store_rows(out, total, program, column, M, N, W, 16 * W, COLUMNS)
 
 
 def compile_cases() -> list[CompileCase]:
     """The prefill products of the served models."""
     cases = []
-    for form, rows, columns, _ in SERVED:
+    for form, rows, columns, gated in SERVED:
         if form == "bf12" or rows > 65536:
             continue
         weights = torch.bfloat16 if form == "bf16" else torch.int32
         scales = torch.float32 if form == "fp8" else torch.int32
         for target in (90, 121):
             for m in (1, 4096):
-                meta = prefill_meta(form, rows, columns, m, target)
-                name = f"prefill {form} {rows}x{columns}, tiles of {meta['COLUMNS']} rows"
+                meta = prefill_meta(form, rows, columns, m, target, gated)
+                name = f"prefill {form} {rows}x{columns}{' gated' if gated else ''}, tiles of {meta['COLUMNS']} rows"
                 arguments = (weights, scales, torch.float32, torch.bfloat16, torch.bfloat16, 5)
                 cases.append(CompileCase(name, prefill_product, arguments, meta, (target,)))
     return cases
