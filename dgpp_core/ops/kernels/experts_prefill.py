@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dgpp_core.api.errors import EngineError
 from dgpp_core.ops.kernels.cases import CompileCase
-from dgpp_core.ops.kernels.experts_grouped import fragment_order, grouped_experts
+from dgpp_core.ops.kernels.experts_grouped import grouped_experts
 from dgpp_core.ops.kernels.experts_order import PickTables
+from dgpp_core.ops.kernels.experts_rows import fragment_order
 
 WARPS = 8
 TILES = (32, 64, 128)
@@ -80,7 +81,7 @@ def grouped_meta(shape: tuple[int, int], top_k: int, gated: bool, tile: int, wgm
     count = 1 if gated else next(n for n in (4, 3, 2, 1) if groups % n == 0)
     stages = 8 if wgmma else 4
     options = {"N": shape[0], "K": shape[1], "TOPK": top_k, "W": WARPS, "BN": tile, "COUNT": count, "STAGES": stages}
-    return {**options, "GATED": gated, "WGMMA": wgmma, "FENCE": wgmma, "num_warps": WARPS}
+    return {**options, "GATED": gated, "WGMMA": wgmma, "FENCE": wgmma, "HALF": tile > TILES[0], "num_warps": WARPS}
 
 
 def _order_meta(width: int) -> dict[str, Any]:
