@@ -159,7 +159,8 @@ class FakeEngine:
                 return self._prefill(operation)
             case Decode():
                 _require(list(operation.slots) == sorted(set(operation.slots)), "decode slots ascend")
-                _require(operation.depth in (self._limits.ladder or (self._limits.depth,)), "the configured depth is used")
+                depths = self._limits.ladder or (self._limits.depth,)
+                _require(operation.depth in depths, "the configured depth is used")
                 return [self._step(slot, operation.depth) for slot in operation.slots]
         return []
 
