@@ -16,12 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import torch
 
-from dgpp_core.api import DgppError, EngineError
+from dgpp_core.api import DgppError, EngineError, ModelConfig
 from dgpp_core.checkpoint.image import ImageCache
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.cluster.rank import Rank
@@ -36,6 +37,8 @@ from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.scheduler.messages import VERSION, Boot, Failed, Loading, Ready
 from dgpp_core.scheduler.sizing import step_depths
+from dgpp_core.text.grammar.vocabulary import Vocabulary
+from dgpp_core.text.tokenizer import Tokenizer
 
 BEAT_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
@@ -70,7 +73,11 @@ def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
     if kind == "cuda":
         compiles.install()
     report = _guarded(_throttled(channel, clock), plan.headroom // 2)
-    engine = build_engine(prepared, device, report, images=_images(message, settings, kind))
+    with ThreadPoolExecutor(1) as beside:
+        vocabulary = beside.submit(_vocabulary, Path(message.checkpoint), prepared.config)
+        engine = build_engine(prepared, device, report, images=_images(message, settings, kind))
+    if (tokens := vocabulary.result()) is not None:
+        engine.offer_grammars(tokens)
     exact = _make_ready(engine, settings, channel)
     rank = Rank(engine, settings, channel, clock, compiles, message.model)
     channel.send(
@@ -81,6 +88,7 @@ def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
             context_tokens=prepared.geometry.context,
             position_ceiling=prepared.config.max_positions,
             pool_tokens=prepared.geometry.blocks * prepared.geometry.block_tokens,
+            constrained=tokens is not None,
             row_exact=exact,
             load_seconds=clock() - started,
             plan=plan.table(),
@@ -100,6 +108,13 @@ def _make_ready(engine: Engine, settings: EngineSettings, channel: Channel) -> b
         warm(engine, chunk)
     channel.send(Loading("rehearsal"))
     return rehearse(engine, chunk, engine.vocab_size)
+
+
+def _vocabulary(checkpoint: Path, config: ModelConfig) -> Vocabulary | None:
+    """What grammars are made of; None where the checkpoint has no tokenizer or no token that ends a reply."""
+    if not config.eos_ids or not (checkpoint / "tokenizer.json").is_file():
+        return None
+    return Vocabulary.of(Tokenizer.load(checkpoint), config.vocab_size, config.eos_ids[0])
 
 
 def _images(message: Boot, settings: EngineSettings, kind: DeviceKind) -> ImageCache | None:
