@@ -108,7 +108,7 @@ def compile_one(form: str, meta: dict[str, Any]) -> str:
 def cuts_of(case: Case) -> list[tuple[str, dict[str, Any]]]:
     """Name of the kernel and compile-time arguments of every cut of a product."""
     base = prefill_meta(case.form, case.rows, case.columns, ROWS, 90)  # type: ignore[arg-type]
-    found = [(case.form, base | cut) for cut in CUTS[case.form]]
+    found = [(case.form, {**base, **cut}) for cut in CUTS[case.form]]
     if case.form == "bf16":
         found += [("tiled", tile_meta(case, cut)) for cut in TILES]
     return found

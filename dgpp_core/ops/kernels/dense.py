@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Self, cast
 
@@ -156,14 +157,20 @@ def prefill(packed: Packed, x: Tensor, out: Tensor, gated: bool = False) -> None
         packed = expanded(packed)
     rows, columns = shape_of(packed)
     form = cast(Form, form_of(packed))
-    capability = 90 if torch.cuda.get_device_capability(x.device) == (9, 0) else 0
-    meta = prefill_meta(form, rows, columns, len(x), capability, gated)
+    meta = prefill_meta(form, rows, columns, len(x), capability_of(x.device), gated)
     weights, scales, multipliers = (*fields_of(packed), *fields_of(packed)[:1] * 2)[:3]
     if form == "bf16":
         weights = weights.view(torch.bfloat16)
     grid = (-(-len(x) // meta["COLUMNS"]), -(-rows // (16 * meta["W"])))
     words(x)
     prefill_product[grid](weights, scales, multipliers, x.contiguous(), out, len(x), **meta)
+
+
+@functools.cache
+def capability_of(device: torch.device) -> int:
+    """Compute capability, 90 for 9.0."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def expanded(packed: PackedBf12) -> PackedBf16:

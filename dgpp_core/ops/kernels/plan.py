@@ -7,7 +7,9 @@ such that about 480 programs or more are in flight and a warp walks at most 12 s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -43,21 +45,27 @@ class Plan(Struct, frozen=True):
     fused: bool = False
     capped: bool = False
 
-    def meta(self, rows: int, columns: int, wide: bool) -> dict[str, Any]:
+    def meta(self, rows: int, columns: int, wide: bool) -> Mapping[str, Any]:
         """Compile-time arguments of the kernel. ``wide``: 16 columns a tile, for more than 8 rows."""
-        return {
-            "N": rows,
-            "K": columns,
-            "COLUMNS": 16 if wide else 8,
-            "W": self.warps,
-            "R": self.tiles[wide],
-            "AHEAD": self.ahead[wide],
-            "SPLITS": self.splits,
-            "GATED": self.fused,
-            "PDL": True,
-            "num_warps": self.warps,
-            "launch_pdl": True,
-        } | ({"maxnreg": 128} if self.capped else {})
+        return _decode_meta(self, rows, columns, wide)
+
+
+@functools.cache
+def _decode_meta(cut: Plan, rows: int, columns: int, wide: bool) -> Mapping[str, Any]:
+    meta = {
+        "N": rows,
+        "K": columns,
+        "COLUMNS": 16 if wide else 8,
+        "W": cut.warps,
+        "R": cut.tiles[wide],
+        "AHEAD": cut.ahead[wide],
+        "SPLITS": cut.splits,
+        "GATED": cut.fused,
+        "PDL": True,
+        "num_warps": cut.warps,
+        "launch_pdl": True,
+    }
+    return MappingProxyType(meta | ({"maxnreg": 128} if cut.capped else {}))
 
 
 def plan(form: Form, rows: int, columns: int, gated: bool = False) -> Plan | None:
@@ -122,7 +130,7 @@ SERVED: tuple[tuple[Form, int, int, bool], ...] = (
 """Form, shape and gating of GLM-4.7's dense products, which the tests compile ahead of time."""
 
 
-def binaries(form: Form, shapes: Iterable[tuple[Form, int, int, bool]]) -> Iterable[tuple[str, dict[str, Any]]]:
+def binaries(form: Form, shapes: Iterable[tuple[Form, int, int, bool]]) -> Iterable[tuple[str, Mapping[str, Any]]]:
     """Name and compile-time arguments of each binary of ``form`` among ``shapes``."""
     for other, rows, columns, gated in shapes:
         cut = plan(form, rows, columns, gated)
@@ -132,22 +140,30 @@ def binaries(form: Form, shapes: Iterable[tuple[Form, int, int, bool]]) -> Itera
                 yield name, cut.meta(rows, columns, wide)
 
 
-def prefill_meta(form: Form, rows: int, columns: int, m: int, capability: int, gated: bool = False) -> dict[str, Any]:
+def prefill_meta(
+    form: Form, rows: int, columns: int, m: int, capability: int, gated: bool = False
+) -> Mapping[str, Any]:
     """Compile-time arguments of the prefill product of ``m`` rows.
 
     The rows of a tile change speed only. FP8 has two accumulators, so half as many.
     """
     few, many = (64, 128 if form == "fp8" else 256) if capability == 90 else (32, 64)
-    tile = few if m <= few else many
-    return {
-        "N": rows,
-        "K": columns,
-        "FORM": form,
-        "COLUMNS": tile,
-        "DEPTH": 128,
-        "W": 8,
-        "STAGES": 4 if tile == 64 and capability == 90 else 2,
-        "WGMMA": capability == 90,
-        "GATED": gated,
-        "num_warps": 8,
-    }
+    return _prefill_meta(form, rows, columns, few if m <= few else many, capability, gated)
+
+
+@functools.cache
+def _prefill_meta(form: Form, rows: int, columns: int, tile: int, capability: int, gated: bool) -> Mapping[str, Any]:
+    return MappingProxyType(
+        {
+            "N": rows,
+            "K": columns,
+            "FORM": form,
+            "COLUMNS": tile,
+            "DEPTH": 128,
+            "W": 8,
+            "STAGES": 4 if tile == 64 and capability == 90 else 2,
+            "WGMMA": capability == 90,
+            "GATED": gated,
+            "num_warps": 8,
+        }
+    )
