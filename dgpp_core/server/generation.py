@@ -36,20 +36,22 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class CallStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Tool call number ``call`` of a choice begins."""
+    """Tool call number ``call`` of a choice begins; ``custom`` is one whose input is any text."""
 
     index: int
     call: int
     id: str
     name: str
+    custom: bool = False
 
 
 class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """``text`` continues the JSON text of a call's arguments."""
+    """``text`` continues the JSON text of a call's arguments, or the input of a custom call."""
 
     index: int
     call: int
     text: str
+    custom: bool = False
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -89,6 +91,7 @@ class Choice:
         self.cached_tokens = 0
         self.parser = parser
         self._call_ids = call_ids
+        self._custom = False
         self._logprobs: list[TokenEntry] | None = [] if keeps_logprobs else None
 
     def take(self, update: Update) -> list[Event]:
@@ -133,9 +136,12 @@ class Choice:
                 events.append(self._piece(part))
             elif isinstance(part, CallOpened):
                 number = self._call_ids.of(self.index, part.call)
-                events.append(CallStart(index=self.index, call=part.call, id=number, name=part.name))
+                self._custom = part.custom
+                events.append(
+                    CallStart(index=self.index, call=part.call, id=number, name=part.name, custom=part.custom)
+                )
             elif isinstance(part, ArgumentsDelta):
-                events.append(CallArguments(index=self.index, call=part.call, text=part.text))
+                events.append(CallArguments(index=self.index, call=part.call, text=part.text, custom=self._custom))
         return events
 
     def _piece(self, delta: Delta) -> Piece:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from dgpp_core import __version__
+from dgpp_core.server.call_bodies import CalledCustom
 from dgpp_core.server.models import Health, ModelList, ModelObject
 from dgpp_core.server.replies import (
     ChatCompletion,
@@ -36,13 +37,21 @@ class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str
 
 
+class CustomDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A custom tool's name, or more of its input."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    input: str
+
+
 class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What a chunk adds to tool call number `index`: first its id, type and name, then arguments."""
 
     index: int
     id: str | msgspec.UnsetType = msgspec.UNSET
-    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
-    function: FunctionDelta
+    type: Literal["function", "custom"] | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta | msgspec.UnsetType = msgspec.UNSET
+    custom: CustomDelta | msgspec.UnsetType = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,12 +120,18 @@ class EarlierFunction(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str | dict[str, Any] | None = None
 
 
-class EarlierCall(msgspec.Struct, frozen=True, kw_only=True):
+class EarlierCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
     """A call of an earlier turn."""
 
     id: str
-    type: Literal["function"] = "function"
     function: EarlierFunction
+
+
+class EarlierCustomCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom"):
+    """A call of a custom tool of an earlier turn."""
+
+    id: Annotated[str, msgspec.Meta(min_length=1)]
+    custom: CalledCustom
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,29 +142,45 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: list[EarlierCall] | None = None
+    tool_calls: list[EarlierCall | EarlierCustomCall] | None = None
     tool_call_id: str | None = None
+
+
+ToolName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model may call; `parameters` is the JSON schema of its arguments object."""
 
-    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool of the request."""
+class CustomDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that takes one text; `format` says which texts."""
 
-    type: Literal["function"] = "function"
+    name: ToolName
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    """A function of the request."""
+
     function: FunctionDefinition
 
 
+class CustomTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom"):
+    """A custom tool of the request."""
+
+    custom: CustomDefinition
+
+
 TYPES = (
-    ChatRequest, CompletionRequest, ChatMessage, ToolDefinition, ChatCompletion, ChatChunk, Completion, CompletionChunk,
-    ErrorBody, ModelList, ModelObject, Health,
+    ChatRequest, CompletionRequest, ChatMessage, FunctionTool, CustomTool, ChatCompletion, ChatChunk, Completion,
+    CompletionChunk, ErrorBody, ModelList, ModelObject, Health,
 )  # fmt: skip
 
 
@@ -157,7 +188,8 @@ TYPES = (
 def document() -> bytes:
     """The OpenAPI 3.1 document as JSON."""
     _, components = msgspec.json.schema_components(TYPES, ref_template="#/components/schemas/{name}")
-    tools = {"anyOf": [{"type": "array", "maxItems": 128, "items": _ref("ToolDefinition")}, {"type": "null"}]}
+    tool = {"anyOf": [_ref("FunctionTool"), _ref("CustomTool")]}
+    tools = {"anyOf": [{"type": "array", "maxItems": 128, "items": tool}, {"type": "null"}]}
     messages = {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatMessage"}}
     components["ChatRequest"]["properties"]["messages"] = messages
     components["ChatRequest"]["properties"]["tools"] = tools

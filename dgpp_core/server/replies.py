@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.server.call_bodies import ToolCall, call_body
 from dgpp_core.server.generation import CallArguments, CallStart, Event, Finish, TokenEntry, Usage
 from dgpp_core.server.job import Job
 from dgpp_core.text.tokenizer import Tokenizer
@@ -73,21 +74,6 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
     content: tuple[TokenLogprob, ...]
     refusal: None = None
-
-
-class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """A function and the JSON text of its arguments."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that the model wants made."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,10 +262,7 @@ def chat_completion(
 
 
 def _message(choice: Collected) -> Message:
-    calls = tuple(
-        ToolCall(id=start.id, function=CalledFunction(name=start.name, arguments="".join(pieces)))
-        for start, pieces in choice.calls
-    )
+    calls = tuple(call_body(start, pieces) for start, pieces in choice.calls)
     return Message(
         content=choice.content or (None if calls else ""),
         reasoning_content=choice.reasoning or UNSET,

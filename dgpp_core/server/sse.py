@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.server.call_bodies import call_delta
 from dgpp_core.server.generation import CallArguments, CallStart, Event, Finish, Piece, Usage
 from dgpp_core.server.job import Job
 from dgpp_core.server.replies import Head, chat_logprobs, completion_logprobs, error_body, usage_body
@@ -60,7 +61,7 @@ class ChatStream:
         if isinstance(event, Finish):
             return self._chunk(event.index, b"{}", b"null", b'"' + event.reason.encode() + b'"')
         if isinstance(event, CallStart | CallArguments):
-            return self._chunk(event.index, _call_delta(event), b"null", b"null")
+            return self._chunk(event.index, call_delta(event), b"null", b"null")
         name = b'{"reasoning_content":' if event.reasoning else b'{"content":'
         return self._chunk(event.index, name + _json(event.text) + b"}", self._logprobs_of(event), b"null")
 
@@ -132,15 +133,6 @@ def _front(head: Head, kind: str) -> bytes:
     return (
         b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":null,"choices":['
         % (_json(head.id), _json(kind), head.created, _json(head.model))
-    )  # fmt: skip
-
-
-def _call_delta(event: CallStart | CallArguments) -> bytes:
-    """The beginning of a call, without arguments, or more of its arguments."""
-    if isinstance(event, CallArguments):
-        return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (event.call, _json(event.text))
-    return b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]}' % (
-        event.call, _json(event.id), _json(event.name),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dgpp_core.api.errors import RequestError
 from dgpp_core.server.parse import shorten
 from dgpp_core.server.requests import ChatRequest
 from dgpp_core.text.tools.dialect import ToolDialect
-from dgpp_core.text.tools.rules import CallRules, Tool, tool_of
+from dgpp_core.text.tools.rules import CallRules, InputGrammar, Tool, custom_tool, tool_of
 from dgpp_core.text.tools.writer import NAME
 
 SHOWN = ("name", "description", "parameters", "strict")
@@ -82,22 +82,12 @@ def _defined(raw: Any, path: str, spaces: bool, constrained: bool) -> _Defined:
         raise _wrong(path, "an object", raw)
     kind = raw.get("type", "function")
     if kind == "custom":
-        _needs_masks(path, f"`{path}`: a custom tool", constrained)
+        return _custom(raw.get("custom"), f"{path}.custom", constrained)
     if kind != "function":
         raise _wrong(f"{path}.type", '"function" or "custom"', kind)
-    nested = "function" in raw
-    body, path = (raw["function"], f"{path}.function") if nested else (raw, path)
-    if not isinstance(body, Mapping):
-        raise _wrong(path, "an object", body)
-    name = body.get("name")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise _wrong(f"{path}.name", "1 to 64 of A-Z, a-z, 0-9, _ and -", name)
-    for member, form, expected in (
-        ("description", str, "a string"), ("parameters", Mapping, "an object"), ("strict", bool, "true or false"),
-        ("namespace", str, "a string"),
-    ):  # fmt: skip
-        if body.get(member) is not None and not isinstance(body[member], form):
-            raise _wrong(f"{path}.{member}", expected, body[member])
+    body, path = (raw["function"], f"{path}.function") if "function" in raw else (raw, path)
+    name = _named(body, path)
+    _check_members(body, path, {"parameters": (Mapping, "an object"), "strict": (bool, "true or false")})
     strict = body.get("strict") is True
     if strict:
         _needs_masks(f"{path}.strict", f"`{path}.strict`: true", constrained)
@@ -110,11 +100,55 @@ def _defined(raw: Any, path: str, spaces: bool, constrained: bool) -> _Defined:
     )
 
 
+def _custom(body: Any, path: str, constrained: bool) -> _Defined:
+    """A custom tool, which the model is shown as a function of one string."""
+    name = _named(body, path)
+    _check_members(body, path, {"format": (Mapping, "an object")})
+    tool = custom_tool(name, _grammar(body.get("format") or {"type": "text"}, f"{path}.format", constrained))
+    about = {"description": body["description"]} if body.get("description") is not None else {}
+    return _Defined({"type": "function", "function": {"name": name, **about, "parameters": tool.parameters}}, tool)
+
+
+def _grammar(form: Mapping[str, Any], path: str, constrained: bool) -> InputGrammar | None:
+    if form.get("type") == "text":
+        return None
+    if form.get("type") != "grammar":
+        raise _wrong(f"{path}.type", '"text" or "grammar"', form.get("type"))
+    grammar = form.get("grammar")
+    if not isinstance(grammar, Mapping):
+        raise _wrong(f"{path}.grammar", "an object", grammar)
+    syntax, definition = grammar.get("syntax"), grammar.get("definition")
+    if syntax not in ("regex", "lark"):
+        raise _wrong(f"{path}.grammar.syntax", '"regex" or "lark"', syntax)
+    if not isinstance(definition, str):
+        raise _wrong(f"{path}.grammar.definition", "a string", definition)
+    _needs_masks(path, f"`{path}`: a grammar", constrained)
+    return InputGrammar(syntax=syntax, definition=definition)
+
+
+def _named(body: Any, path: str) -> str:
+    """The name of a definition, whose description is checked with it."""
+    if not isinstance(body, Mapping):
+        raise _wrong(path, "an object", body)
+    name = body.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise _wrong(f"{path}.name", "1 to 64 of A-Z, a-z, 0-9, _ and -", name)
+    _check_members(body, path, {"description": (str, "a string"), "namespace": (str, "a string")})
+    return name
+
+
+def _check_members(body: Mapping[str, Any], path: str, forms: Mapping[str, tuple[type, str]]) -> None:
+    for member, (form, expected) in forms.items():
+        if body.get(member) is not None and not isinstance(body[member], form):
+            raise _wrong(f"{path}.{member}", expected, body[member])
+
+
 def _check_unique(defined: Sequence[_Defined], raw: Sequence[Any]) -> None:
     seen: set[str] = set()
     for at, found in enumerate(defined):
         if found.tool.name in seen:
-            path = f"tools[{at}].function.name" if "function" in raw[at] else f"tools[{at}].name"
+            inside = "custom." if found.tool.custom else "function." if "function" in raw[at] else ""
+            path = f"tools[{at}].{inside}name"
             raise RequestError(f"`{path}`: the name {found.tool.name!r} is given twice", param=path)
         seen.add(found.tool.name)
 
@@ -156,7 +190,7 @@ def _reference(part: Any, path: str, defined: Sequence[_Defined]) -> str:
         raise _wrong(f"{path}.{kind}", "an object with a name", body)
     name = body.get("name")
     found = next((found for found in defined if found.tool.name == name), None)
-    if found is None or found.shown["type"] != kind:
+    if found is None or found.tool.custom != (kind == "custom"):
         raise _wrong(f"{path}.{kind}.name", f"the name of a {kind} in `tools`", name)
     return found.tool.name
 

@@ -41,6 +41,7 @@ CLOCK = {"type": "function", "function": {"name": "get_time"}}
 TOOLS: Any = [WEATHER, CLOCK]
 CALLS = (Call("weather", {"city": '5 "Köln"\n', "days": 3, "where": {"x": [1.50, "</"]}}), Call("get_time", {}))
 ARGUMENTS = ['{"city": "5 \\"Köln\\"\\n", "days": 3, "where": {"x": [1.5, "</"]}}', "{}"]
+PATCH = '*** Begin\n-"5"\n+\\n é\n*** End\n'
 USER: Any = [{"role": "user", "content": "colors"}]
 
 
@@ -58,6 +59,8 @@ def script(spoken: ToolDialect, **fields: Any) -> FakeScript:
             FakeReply(match="ponder", text=f"<think>First it.</think>\n\nI look.{calls}\n"),
             FakeReply(match="hurry", text=f"<think>I think about it{spoken.render(CALLS[1:])}"),
             FakeReply(match="silent", text=spoken.render(CALLS[1:])),
+            FakeReply(match="missing", text=spoken.render([Call("patch", {})])),
+            FakeReply(match="patch", text=spoken.render([Call("patch", {"input": PATCH})])),
             FakeReply(match="broken", text=f"So: {cut[: len(cut) * 2 // 3]}"),
             FakeReply(match="prose", text="Red."),
             FakeReply(match="", text=f"I look.{calls}"),
@@ -209,6 +212,38 @@ def test_a_broken_block_is_text(glm: Any) -> None:
     assert choice.message.content.startswith("So: <tool_call>weather<arg_key>city</arg_key>")
 
 
+def test_custom_tools(speaking: Any) -> None:
+    """Their input is any text: it is not JSON, whatever it looks like."""
+    tools: Any = [
+        *TOOLS,
+        {"type": "custom", "custom": {"name": "patch", "description": "d", "format": {"type": "text"}}},
+    ]
+    client = speaking.openai()
+    (call,) = (
+        client.chat.completions.create(model="fake", messages=say("patch"), tools=tools, seed=1)
+        .choices[0]
+        .message.tool_calls
+    )
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "patch", PATCH)
+    stream = client.chat.completions.create(model="fake", messages=say("patch"), tools=tools, seed=1, stream=True)
+    deltas = [delta for chunk in stream for delta in chunk.choices[0].delta.tool_calls or []]
+    first, *others = [delta.model_dump(exclude_none=True) for delta in deltas]
+    assert first == {"index": 0, "id": call.id, "type": "custom", "custom": {"name": "patch", "input": ""}}
+    assert "".join(delta["custom"]["input"] for delta in others) == PATCH
+    before = len(speaking.messages("submit"))
+    earlier = {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "prose"}
+    assert speaking.chat(messages=[*say("patch it"), earlier, result], tools=tools).status_code == 200
+    assert len(speaking.messages("submit")[before]["tokens"]) > len(PATCH) // 2
+
+
+def test_a_custom_call_without_input_is_text(speaking: Any) -> None:
+    tools: Any = [{"type": "custom", "custom": {"name": "patch"}}]
+    choice = speaking.chat(messages=say("missing"), tools=tools).json()["choices"][0]
+    assert "patch" in choice["message"]["content"]
+    assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("stop", False)
+
+
 def test_prose_never_finishes_with_tool_calls(glm: Any) -> None:
     """vllm#53255."""
     assert glm.chat(messages=say("prose"), tools=TOOLS).json()["choices"][0]["finish_reason"] == "stop"
@@ -282,6 +317,14 @@ def function(**members: Any) -> list[Any]:
     return [{"type": "function", "function": {"name": "f"} | members}]
 
 
+def custom(**members: Any) -> list[Any]:
+    return [{"type": "custom", "custom": {"name": "f"} | members}]
+
+
+def grammar(**members: Any) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "x"'} | members}
+
+
 MASKS = "constrained_decoding_unsupported"
 
 
@@ -299,7 +342,18 @@ MASKS = "constrained_decoding_unsupported"
         ({"tools": function(strict=1)}, "tools[0].function.strict", None),
         ({"tools": function(strict=True)}, "tools[0].function.strict", MASKS),
         ({"tools": [*function(), {"name": "f"}]}, "tools[1].name", None),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]", MASKS),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom", None),
+        ({"tools": custom(name="")}, "tools[0].custom.name", None),
+        ({"tools": custom(format=1)}, "tools[0].custom.format", None),
+        ({"tools": custom(format={"type": "x"})}, "tools[0].custom.format.type", None),
+        ({"tools": custom(format={"type": "grammar"})}, "tools[0].custom.format.grammar", None),
+        ({"tools": custom(format=grammar(syntax="bnf"))}, "tools[0].custom.format.grammar.syntax", None),
+        ({"tools": custom(format=grammar(definition=1))}, "tools[0].custom.format.grammar.definition", None),
+        ({"tools": custom(format=grammar())}, "tools[0].custom.format", MASKS),
+        ({"tools": [*custom(), *function()]}, "tools[1].function.name", None),
+        ({"tools": [*function(), *custom()]}, "tools[1].custom.name", None),
+        ({"tools": custom(), "tool_choice": named("f")}, "tool_choice.function.name", None),
+        ({"tools": custom(), "tool_choice": named("f", "custom")}, "tool_choice", MASKS),
         ({"tools": [WEATHER] * 129}, "tools", None),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", None),
         ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "tool_choice.type", None),

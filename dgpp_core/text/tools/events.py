@@ -13,21 +13,25 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class CallOpened(msgspec.Struct, frozen=True):
-    """A call of the function ``name`` begins; ``call`` numbers the calls of a reply from 0."""
+    """A call of the tool ``name`` begins; ``call`` numbers the calls of a reply from 0.
+
+    ``custom`` is one of a custom tool: what continues it is its input, any text, and no JSON.
+    """
 
     call: int
     name: str
+    custom: bool = False
 
 
 class ArgumentsDelta(msgspec.Struct, frozen=True):
-    """``text`` continues the JSON text of a call's arguments object."""
+    """``text`` continues the JSON text of a call's arguments object, or the input of a custom call."""
 
     call: int
     text: str
 
 
 class CallClosed(msgspec.Struct, frozen=True):
-    """A call is complete: its arguments are one JSON object."""
+    """A call is complete: its arguments are one JSON object, unless it is a custom call."""
 
     call: int
 

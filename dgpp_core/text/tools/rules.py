@@ -9,6 +9,9 @@ import msgspec
 
 from dgpp_core.text.tools.kinds import Known, choices_of, types_of
 
+INPUT = "input"
+"""The argument that the text of a custom tool is written as."""
+
 Form = Literal["text", "json", "either"]
 """How a value stands in a reply: raw text, one JSON text, or whichever of the two it turns out to be."""
 
@@ -38,8 +41,15 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return "either" if "string" in self.types else "json"
 
 
+class InputGrammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What the input of a custom tool must be."""
+
+    syntax: Literal["regex", "lark"]
+    definition: str
+
+
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that the model may call.
+    """A function or custom tool that the model may call.
 
     Attributes:
         keys: the declared arguments, in the order of the schema.
@@ -48,6 +58,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         strict: a call must conform to the schema.
         namespace: part of the name in dialects that have namespaces.
         parameters: the schema of the arguments object.
+        custom: the tool takes one text, which is written as the argument `INPUT`.
+        grammar: what a custom tool's text must be, if it is not free.
     """
 
     name: str
@@ -57,6 +69,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
     namespace: str = ""
     parameters: Any = None
+    custom: bool = False
+    grammar: InputGrammar | None = None
 
     def key(self, name: str) -> Key:
         """The argument ``name``, declared or not."""
@@ -113,3 +127,10 @@ def tool_of(name: str, parameters: Any, *, strict: bool = False, namespace: str 
         namespace=namespace,
         parameters=parameters,
     )
+
+
+def custom_tool(name: str, grammar: InputGrammar | None = None) -> Tool:
+    """The rules of a custom tool: a function with one argument, without which there is no call."""
+    parameters = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+    found = tool_of(name, parameters | {"additionalProperties": False}, strict=True)
+    return msgspec.structs.replace(found, custom=True, grammar=grammar)

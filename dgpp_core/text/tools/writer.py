@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from dgpp_core.text.tools.events import ArgumentsDelta, CallClosed, CallEvent, CallOpened
-from dgpp_core.text.tools.rules import CallRules, Key, Tool
+from dgpp_core.text.tools.rules import INPUT, CallRules, Key, Tool
 from dgpp_core.text.tools.values import escape, flagged, string, typed
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -43,43 +44,50 @@ class CallWriter:
             raise Malformed
         self._tool = self._rules.tool(name)
         self._seen = set()
-        self._add(CallOpened(self.opened, name))
+        self._add(CallOpened(self.opened, name, self._tool.custom))
         self.opened += 1
 
     def key(self, name: str, *, marked: bool | None = None) -> None:
         """The next argument's name. ``marked`` says that the model has marked the value as a string, or as JSON.
 
         Raises:
-            Malformed: the call has that argument already.
+            Malformed: the call has that argument already, or it is no argument of a custom tool.
         """
-        if name in self._seen:
+        if name in self._seen or (self._tool.custom and name != INPUT):
             raise Malformed
-        self._pieces.append((", " if self._seen else "{") + string(name) + ": ")
+        self._frame((", " if self._seen else "{") + string(name) + ": ")
         self._seen.add(name)
         self._key = self._tool.key(name)
         self._raw = self._key.form == "text" if marked is None else marked
         self._json = marked is False
         self._held = []
         if self._raw:
-            self._pieces.append('"')
+            self._frame('"')
 
     def value(self, text: str) -> None:
         """A piece of the value."""
         if self._raw:
-            self._pieces.append(escape(text))
+            self._pieces.append(text if self._tool.custom else escape(text))
         elif text:
             self._held.append(text)
 
     def end_value(self) -> None:
         """The value is complete."""
         if self._raw:
-            self._pieces.append('"')
-        else:
-            self._pieces.append((flagged if self._json else typed)("".join(self._held), self._key))
+            self._frame('"')
+            return
+        found = (flagged if self._json else typed)("".join(self._held), self._key)
+        self._pieces.append(json.loads(found) if self._tool.custom else found)
 
     def close(self) -> None:
-        """The call is complete."""
-        self._pieces.append("}" if self._seen else "{}")
+        """The call is complete.
+
+        Raises:
+            Malformed: a custom tool has no input.
+        """
+        if self._tool.custom and not self._seen:
+            raise Malformed
+        self._frame("}" if self._seen else "{}")
         self._add(CallClosed(self.opened - 1))
 
     def take(self) -> list[CallEvent]:
@@ -91,6 +99,11 @@ class CallWriter:
     def discard(self) -> None:
         """Forget what was written since the last `take`."""
         self._events, self._pieces, self.opened = [], [], self._taken
+
+    def _frame(self, text: str) -> None:
+        """JSON around the values, which a custom call's input does without."""
+        if not self._tool.custom:
+            self._pieces.append(text)
 
     def _add(self, event: CallEvent) -> None:
         self._flush()

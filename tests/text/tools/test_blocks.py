@@ -11,6 +11,7 @@ from dgpp_core.testing.tool_replies import RULES, ToolReply, dialect, pieces_of
 from dgpp_core.text.reply import ReplyParser
 from dgpp_core.text.tools.events import ArgumentsDelta, CallClosed, CallOpened
 from dgpp_core.text.tools.parser import CallParser
+from dgpp_core.text.tools.rules import CallRules, custom_tool
 
 GLM = (
     "<tool_call>f<tool_call>g</tool_call>",
@@ -226,3 +227,25 @@ def test_a_stop_string_does_not_span_a_call(cut: Any, play: Any) -> None:
     text = "xA<tool_call>f</tool_call>By AB<tool_call>g</tool_call>"
     found = read("glm", text, cut, play, stops=("AB",))
     assert (found.content, found.calls) == ("xABy ", [["f", "{}"]])
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_custom_calls(cut: Any, play: Any, incremental: bool) -> None:
+    rules = CallRules(tools=(custom_tool("g"),))
+    text = 'a "b"\n\\ {'
+
+    def found(*pairs: tuple[str, str], mark: str = "true") -> Any:
+        body = "".join(f'<{T} parameter name="{key}" string="{mark}">{value}</{T} parameter>' for key, value in pairs)
+        block = f'<{T} calls><{T} invoke name="g">{body}</{T} invoke></{T} calls>'
+        reply = ToolReply(dialect=dialect("dsml"), pieces=pieces_of(block, dialect("dsml")))
+        parser = CallParser(reply.dialect, rules, incremental=incremental)
+        parts = (parser.mark(piece) if isinstance(piece, int) else parser.push(piece) for piece in reply.pieces)
+        return [event for part in parts for event in part]
+
+    assert found(("input", text))[0] == CallOpened(0, "g", True)
+    assert "".join(event.text for event in found(("input", text)) if isinstance(event, ArgumentsDelta)) == text
+    marked = found(("input", '"x\\n"'), mark="false")
+    assert "".join(event.text for event in marked if isinstance(event, ArgumentsDelta)) == "x\n"
+    if not incremental:
+        assert not any(isinstance(event, CallOpened) for event in found())
+        assert not any(isinstance(event, CallOpened) for event in found(("other", "x")))
