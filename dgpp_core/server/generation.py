@@ -183,6 +183,7 @@ class Generation:
                     logprobs=job.logprobs,
                     eos_ids=() if job.ignore_eos else eos,
                     use_cache=job.use_cache,
+                    grammar=job.grammar,
                 )
                 for index, request in enumerate(ids)
             ],
@@ -264,4 +265,5 @@ def _parser(job: Job, served: Served) -> ReplyParser:
         calls=None
         if dialect is None or job.calls is None
         else CallParser(dialect, job.calls, incremental=served.constrained),
+        shown=dialect.markers if dialect is not None and job.splits_reasoning else (),
     )

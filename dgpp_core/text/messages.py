@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -147,10 +148,16 @@ def _arguments(value: Any, path: str) -> dict[str, Any]:
         return {}
     if isinstance(value, str):
         try:
-            value = json.loads(value, parse_constant=_no_constant)
+            value = json.loads(value, parse_float=_number, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise _wrong(path, f"must hold one JSON object; found {type(error).__name__}: {error}") from error
     return dict(_expect(value, Mapping, path, "an object, or a string that holds one JSON object"))
+
+
+def _number(spelled: str) -> float | str:
+    """A number, or its own text where no float can hold it: as infinity it would be no JSON in the prompt."""
+    value = float(spelled)
+    return value if math.isfinite(value) else spelled
 
 
 def _no_constant(name: str) -> NoReturn:

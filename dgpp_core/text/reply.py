@@ -93,6 +93,7 @@ class ReplyParser:
         hidden_ids: ids that are shown as nothing (the ones that end a reply), as are special tokens.
         reasoning_in_content: give reasoning out as content, with its markers as the model wrote them.
         calls: takes the tool calls out; without it their markers are text.
+        shown: further tokens that are shown although they are marked special.
 
     Attributes:
         stopped: a stop string matched; nothing after it is shown, and further pushes return nothing.
@@ -110,11 +111,12 @@ class ReplyParser:
         hidden_ids: frozenset[int] = frozenset(),
         reasoning_in_content: bool = False,
         calls: CallParser | None = None,
+        shown: tuple[str, ...] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._hidden_ids = hidden_ids
         self._markers = reasoning or ("", "")
-        self._marker_ids = frozenset(tokenizer.id_of(marker) for marker in self._markers)
+        self._marker_ids = frozenset(tokenizer.id_of(marker) for marker in (*self._markers, *shown))
         self._reasoning_kind: Literal["content", "reasoning"] = "content" if reasoning_in_content else "reasoning"
         self._phase = _Phase.CONTENT
         if reasoning is not None:

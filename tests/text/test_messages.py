@@ -84,6 +84,12 @@ def test_a_custom_call_is_a_function_call_with_one_input() -> None:
     ]
 
 
+def test_a_number_that_no_float_holds_keeps_its_spelling() -> None:
+    function = {"name": "f", "arguments": '{"a": [1e400, -1e400, 1.5]}'}
+    (made,) = one(assistant(call(function=function)))["tool_calls"]
+    assert made["function"]["arguments"] == {"a": ["1e400", "-1e400", 1.5]}
+
+
 def test_the_request_is_left_as_it_was() -> None:
     message = assistant(call(), content=None)
     before = repr(message)

@@ -249,3 +249,11 @@ def test_custom_calls(cut: Any, play: Any, incremental: bool) -> None:
     if not incremental:
         assert not any(isinstance(event, CallOpened) for event in found())
         assert not any(isinstance(event, CallOpened) for event in found(("other", "x")))
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_markers_without_tools_are_shown_even_if_they_are_special(tokenizer: Any, shown: bool) -> None:
+    parser = ReplyParser(tokenizer, reasoning=None, in_reasoning=False, shown=("<|user|>",) if shown else ())
+    ids = [*tokenizer.encode("a<"), tokenizer.id_of("<|user|>"), *tokenizer.encode(" calls>")]
+    text = "".join(delta.text for number in ids for delta in parser.push(number))
+    assert text == ("a<<|user|> calls>" if shown else "a< calls>")
