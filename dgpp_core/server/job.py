@@ -12,6 +12,7 @@ from dgpp_core.sampling.params import SamplingParams
 from dgpp_core.server.parse import shorten
 from dgpp_core.server.requests import GenerationRequest
 from dgpp_core.server.served import Served
+from dgpp_core.text.grammar.spec import Grammar
 from dgpp_core.text.tools.rules import CallRules
 
 MAX_ID_DIGITS = 12
@@ -29,6 +30,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         n: choices.
         in_reasoning: the prompt ends inside reasoning.
         splits_reasoning: whether the reply's reasoning markers are looked for.
+        grammar: what the reply is held to, if anything.
         calls: which tool calls the reply may have; None where calls are text like any other.
         ping_s: silence in seconds after which a stream gets a keep-alive comment.
         tier: the answer names its service tier.
@@ -45,6 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     use_cache: bool = True
     in_reasoning: bool = False
     splits_reasoning: bool = False
+    grammar: Grammar | None = None
     calls: CallRules | None = None
     stream: bool = False
     include_usage: bool = False

@@ -86,6 +86,7 @@ def model_object(served: Served) -> ModelObject:
         created=served.created,
         sampling=Sampling(defaults=served.defaults),
         tools=Tools(available=served.text.tools is not None, constrained=served.constrained),
+        response_format=ResponseFormats(json_object=served.constrained, json_schema=served.constrained),
         reasoning=Reasoning(in_content=served.options.reasoning_in_content, effort_mapping=served.efforts),
         row_exact=ready.row_exact,
         context=Context(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.server.held import held_schema, held_to, start_of
 from dgpp_core.server.job import (
     Job,
     check_model,
@@ -50,15 +51,17 @@ def prepare_chat(body: bytes, served: Served) -> Job:
     n = _choices(request, served)
     params = sampling(request, served)
     use = read_tools(request, served.text.tools, constrained=served.constrained)
-    _check_format(request)
+    schema = held_schema(request, served)
     prompt = _render(request, use, served)
+    inside = starts_in_reasoning(prompt, served.text.reasoning)
     job = job_from(request, served, params, served.text.tokenizer.encode(prompt), limit, prompt_field="messages")
     return msgspec.structs.replace(
         job,
         logprobs=logprobs,
         n=n,
-        in_reasoning=starts_in_reasoning(prompt, served.text.reasoning),
+        in_reasoning=inside,
         splits_reasoning=True,
+        grammar=held_to(schema, start_of(prompt, inside, served), served),
         calls=use.rules,
         obfuscate=request.stream_options is None or request.stream_options.include_obfuscation is not False,
         tier=request.service_tier is not None,
@@ -125,12 +128,3 @@ def _check_extras(request: ChatRequest) -> None:
     if request.modalities is not None and request.modalities != ["text"]:
         what = f'`modalities`: only ["text"] is supported, found {shorten(request.modalities)}'
         raise unsupported("modalities", what)
-
-
-def _check_format(request: ChatRequest) -> None:
-    if request.response_format is not None and request.response_format.type != "text":
-        raise RequestError(
-            f"`response_format`: {request.response_format.type} needs constrained decoding, which is not supported",
-            param="response_format",
-            code="constrained_decoding_unsupported",
-        )

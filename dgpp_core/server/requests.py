@@ -32,10 +32,20 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema for the reply; without ``strict`` one that cannot be enforced is served as any JSON object."""
+
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    strict: bool | None = None
+    schema: dict[str, Any] | None = None
+
+
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of the reply; only ``text`` is offered."""
+    """The form of the reply."""
 
     type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

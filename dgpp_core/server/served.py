@@ -9,6 +9,7 @@ import msgspec
 from dgpp_core.scheduler.messages import Ready
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.reasoning import effort_mapping
+from dgpp_core.text.grammar.trial import Trial
 from dgpp_core.text.stack import TextStack
 
 
@@ -33,6 +34,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         efforts: what each `reasoning_effort` sets in the template; an effort that is missing is not available.
         created: Unix time of the start.
         constrained: whether replies can be kept to a grammar.
+        trial: where grammars are tried before the engine gets them.
     """
 
     options: ServeOptions
@@ -42,9 +44,12 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     efforts: dict[str, dict[str, Any]]
     created: int
     constrained: bool = False
+    trial: Trial | None = None
 
 
-def served_model(options: ServeOptions, text: TextStack, ready: Ready, created: int) -> Served:
+def served_model(
+    options: ServeOptions, text: TextStack, ready: Ready, created: int, trial: Trial | None = None
+) -> Served:
     """The model of ``options``, now that its text and its engine are there."""
     names = [field.name for field in msgspec.structs.fields(SamplingDefaults)]
     own = {name: getattr(text.defaults, name) for name in names}
@@ -57,4 +62,6 @@ def served_model(options: ServeOptions, text: TextStack, ready: Ready, created: 
         defaults=SamplingDefaults(**(own | given)),
         efforts=effort_mapping(variables, text.thinking_switches),
         created=created,
+        constrained=ready.constrained and bool(text.defaults.eos_ids),
+        trial=trial,
     )

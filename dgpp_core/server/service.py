@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,9 @@ from dgpp_core.server.served import Served
 
 THREAD_BYTES = 16_384
 """Bodies above this size are prepared in a thread, so that running streams do not wait for a tokenizer."""
+
+HELD_THREADS = 8
+"""Requests whose grammar is being tried; other requests do not wait for them."""
 
 log = logging.getLogger("dgpp.request")
 
@@ -50,6 +54,7 @@ class Service:
         self.served, self.client, self.outside = served, client, outside
         self.registry = CollectorRegistry()
         self.counters = Counters(self.registry, served.options.served_id)
+        self._beside = ThreadPoolExecutor(HELD_THREADS, "held")
 
     async def prepare(self, prepare: Prepare, body: bytes) -> Job:
         """The job in ``body``.
@@ -57,8 +62,12 @@ class Service:
         Raises:
             RequestError: it cannot be served.
         """
-        if len(body) <= THREAD_BYTES:
+        # A grammar may take seconds until it is given up. An escape may spell the names of the fields with one.
+        held = self.served.constrained and any(word in body for word in (b"response_format", b"tools", b"\\u"))
+        if len(body) <= THREAD_BYTES and not held:
             return prepare(body, self.served)
+        if held:
+            return await asyncio.get_running_loop().run_in_executor(self._beside, prepare, body, self.served)
         return await asyncio.to_thread(prepare, body, self.served)
 
     def begin(self, job: Job, kind: Literal["chatcmpl", "cmpl"]) -> Exchange:

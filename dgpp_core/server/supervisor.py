@@ -27,6 +27,8 @@ from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.progress import LoadingDisplay
 from dgpp_core.server.served import served_model
 from dgpp_core.server.service import Outside, Service
+from dgpp_core.text.grammar.frames import Tokens
+from dgpp_core.text.grammar.trial import Trial
 from dgpp_core.text.stack import TextStack, load_text
 
 WORKER = "dgpp_core.cluster.worker"
@@ -145,7 +147,8 @@ async def serve(
             return 0
         client = EngineClient(engine.send, ready, capacity=options.slots + options.queue_limit)
         engine.on_message = client.receive
-        served = served_model(options, text, ready, int(outside.time()))
+        trial = await asyncio.to_thread(_trial, text, ready)
+        served = served_model(options, text, ready, int(outside.time()), trial)
         service = Service(served, client, outside)
         server = http_server(
             create_app(service, routes=routes), max_connections=options.max_connections, drain_s=timing.drain
@@ -153,9 +156,23 @@ async def serve(
         stopping.server = server
         keeper = _Keeper(engine, client, server, timing, stopping)
         host, port = listener.getsockname()[:2]
-        status = await keeper.serve(listener, lambda: on_ready(f"http://{host}:{port}", ready))
+        try:
+            status = await keeper.serve(listener, lambda: on_ready(f"http://{host}:{port}", ready))
+        finally:
+            if trial is not None:
+                trial.close()
         await engine.leave(force=server.force_exit)
         return status
+
+
+def _trial(text: TextStack, ready: Ready) -> Trial | None:
+    """Where grammars are tried, if the engine takes any."""
+    ends = text.defaults.eos_ids
+    if not ready.constrained or not ends:
+        return None
+    trial = Trial(Tokens.of(text.tokenizer, ready.vocab_size, ends[0]))
+    trial.start()
+    return trial
 
 
 async def _start(engine: EngineProcess, options: ServeOptions, stopping: Stopping) -> Ready | None:

@@ -15,6 +15,8 @@ from dgpp_core.text.grammar.schema import check_schema
 MAX_SPACE = 16
 """White space characters between two parts of a JSON text."""
 
+ANY_OBJECT = {"type": "object"}
+
 _SPACE = rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACE}}}"
 _JSON_OPTIONS = {"no_forcing": True, "skip_repetition": "once"}
 _TEXT_OPTIONS = {"no_forcing": True}
@@ -29,7 +31,7 @@ class GrammarError(ValueError):
 
 def json_object() -> str:
     """Any JSON object."""
-    return _json({"type": "object"})
+    return json_value(ANY_OBJECT)
 
 
 def json_schema(schema: Any) -> str:
@@ -38,7 +40,7 @@ def json_schema(schema: Any) -> str:
     Raises:
         SchemaError: the schema cannot be enforced.
     """
-    return _json(check_schema(schema))
+    return json_value(check_schema(schema))
 
 
 def inline_json(checked: Any) -> str:
@@ -83,8 +85,11 @@ def lark(definition: str) -> str:
     return f"{_options(_TEXT_OPTIONS)}\n{definition}\n"
 
 
-def _json(checked: Any) -> str:
-    """White space before the value is a terminal of its own; none comes after it, where the reply has to end."""
+def json_value(checked: Any) -> str:
+    """A value that conforms to what `check_schema` gave.
+
+    White space before the value is a terminal of its own; none comes after it, where the reply has to end.
+    """
     space = f"%ignore /{_SPACE}/\nSPACE: /{_SPACE}/"
     return f"{_options(_JSON_OPTIONS)}\n{space}\nstart: value | SPACE value\nvalue: {inline_json(checked)}\n"
 

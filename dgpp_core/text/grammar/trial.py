@@ -15,9 +15,9 @@ from typing import IO, cast
 
 import msgspec
 
+from dgpp_core.text.grammar.frames import Tokens, Verdict, write_frame
 from dgpp_core.text.grammar.limits import COMPILE_SECONDS, MAX_SOURCE
 from dgpp_core.text.grammar.sources import GrammarError
-from dgpp_core.text.grammar.worker import Tokens, Verdict, write_frame
 
 START_SECONDS = 60.0
 """Time for a process to come up, on a machine that is busy loading weights."""

@@ -12,6 +12,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from dgpp_core.text.grammar.frames import control_tokens
 from dgpp_core.text.grammar.limits import MAX_ALTERNATIVES, REMEMBERED, limits
 from dgpp_core.text.grammar.sources import GrammarError
 from dgpp_core.text.tokenizer import Tokenizer
@@ -53,11 +54,9 @@ class Vocabulary:
     @classmethod
     def of(cls, tokenizer: Tokenizer, width: int, end: int) -> Vocabulary:
         """The vocabulary of ``tokenizer``."""
-        pieces = [tokenizer.token_bytes(number) for number in range(tokenizer.vocab_size)]
-        texts = [piece.decode("utf-8", "replace") for piece in pieces]
-        control = frozenset(n for n, text in enumerate(texts) if tokenizer.is_added(text) and not text.isspace())
-        silent = frozenset(n for n in range(len(pieces)) if tokenizer.is_special(n))
-        return cls(pieces, control | {end}, silent, width, end)
+        pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        silent = frozenset(token for token in range(len(pieces)) if tokenizer.is_special(token))
+        return cls(pieces, frozenset(control_tokens(tokenizer)) | {end}, silent, width, end)
 
     def parser(self, source: str, max_alternatives: int = MAX_ALTERNATIVES) -> llguidance.LLMatcher:
         """A parser at the start of a grammar, which is to be copied and not changed. The latest are kept.

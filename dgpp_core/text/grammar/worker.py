@@ -13,44 +13,17 @@ import random
 import resource
 import signal
 import sys
-from typing import BinaryIO
 
 import llguidance
 import msgspec
 import numpy as np
 
+from dgpp_core.text.grammar.frames import Tokens, Verdict, read_frame, write_frame
 from dgpp_core.text.grammar.limits import COMPILE_BYTES, PROBE_STEPS
 from dgpp_core.text.grammar.sources import GrammarError
 from dgpp_core.text.grammar.vocabulary import Vocabulary, clear, reason
 
 _PR_SET_PDEATHSIG = 1
-
-
-class Tokens(msgspec.Struct, frozen=True):
-    """First frame: the model's control tokens by id, and ``width`` and ``end`` as in `Vocabulary`."""
-
-    width: int
-    end: int
-    control: dict[int, bytes]
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """Answer to a source: what is wrong with it, or nothing."""
-
-    error: str = ""
-
-
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """A little-endian uint32 length and that many bytes; None at the end."""
-    head = stream.read(4)
-    return stream.read(int.from_bytes(head, "little")) if len(head) == 4 else None
-
-
-def write_frame(stream: BinaryIO, message: object) -> None:
-    """``message`` as a frame of msgpack."""
-    body = msgspec.msgpack.encode(message)
-    stream.write(len(body).to_bytes(4, "little") + body)
-    stream.flush()
 
 
 def small_vocabulary(tokens: Tokens) -> Vocabulary:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dgpp_core.text.grammar import sources
+from dgpp_core.text.grammar.frames import Tokens
 from dgpp_core.text.grammar.sources import GrammarError
 from dgpp_core.text.grammar.trial import Trial
-from dgpp_core.text.grammar.worker import Tokens
 
 from .conftest import CALL, CONTROL, END, PIECES, WIDTH
 
