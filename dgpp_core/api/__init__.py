@@ -1,6 +1,6 @@
 """What a plugin may import: hook specifications, the model contract, errors and the contract version."""
 
-from dgpp_core.api.bindings import Binding, BindingTable, Init, Stack
+from dgpp_core.api.bindings import Binding, BindingTable, Init, Recoded, Stack
 from dgpp_core.api.errors import (
     CheckpointError,
     ConfigError,
@@ -17,9 +17,40 @@ from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PackagedCheckpoi
 from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, StateGroup, WindowGroup, for_device
 
 __all__ = [
-    "API_VERSION", "DTYPE_BYTES", "ENTRY_POINT_GROUP", "Binding", "BindingTable", "Bus", "CheckpointError",
-    "ConfigError", "DgppError", "Dialect", "Drafter", "EngineError", "Hooks", "Init", "Model", "ModelConfig",
-    "ModelSpec", "PackagedCheckpoint", "PagedGroup", "PlanError", "PlanTerm", "PluginError", "RecurrentGroup",
-    "RequestError", "Shard", "Stack", "State", "StateGroup", "StepBatch", "TokenizerError", "Weights", "WindowGroup",
-    "for_device", "hookimpl", "hookspec",
+    "API_VERSION",
+    "DTYPE_BYTES",
+    "ENTRY_POINT_GROUP",
+    "Binding",
+    "BindingTable",
+    "Bus",
+    "CheckpointError",
+    "ConfigError",
+    "DgppError",
+    "Dialect",
+    "Drafter",
+    "EngineError",
+    "Hooks",
+    "Init",
+    "Model",
+    "ModelConfig",
+    "ModelSpec",
+    "PackagedCheckpoint",
+    "PagedGroup",
+    "PlanError",
+    "PlanTerm",
+    "PluginError",
+    "Recoded",
+    "RecurrentGroup",
+    "RequestError",
+    "Shard",
+    "Stack",
+    "State",
+    "StateGroup",
+    "StepBatch",
+    "TokenizerError",
+    "Weights",
+    "WindowGroup",
+    "for_device",
+    "hookimpl",
+    "hookspec",
 ]  # fmt: skip

@@ -64,6 +64,13 @@ class Stack(msgspec.Struct, frozen=True):
     met: int
 
 
+class Recoded(msgspec.Struct, frozen=True):
+    """A matrix that a GPU holds a second time in a smaller storage, for where nearly is enough, as in drafting."""
+
+    target: str
+    storage: str
+
+
 class BindingTable(msgspec.Struct, frozen=True):
     """All bindings of a model, and the checkpoint names it knows and does not need.
 
@@ -73,9 +80,11 @@ class BindingTable(msgspec.Struct, frozen=True):
         shared: pairs (target, target): the second parameter is the first one's data in another resident form
             (a tied output head), so that the plan counts it.
         stacks: the targets that are several matrices used one by one.
+        recoded: the targets that a GPU holds a second time.
     """
 
     tensors: tuple[Binding, ...]
     ignored: tuple[str, ...] = ()
     shared: tuple[tuple[str, str], ...] = ()
     stacks: tuple[Stack, ...] = ()
+    recoded: tuple[Recoded, ...] = ()

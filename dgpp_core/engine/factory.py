@@ -196,5 +196,8 @@ def _spare_reserve(device: torch.device) -> None:
     being cached by size.
     """
     if device.type == "cuda":
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        settle = (
+            getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+        )
+        settle("expandable_segments:True")
         torch.cuda.empty_cache()

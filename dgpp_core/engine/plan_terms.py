@@ -14,7 +14,7 @@ from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.families import family_sizes
 from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_bytes
-from dgpp_core.formats.resident import Bf16Form, DeviceKind, resident_bytes
+from dgpp_core.formats.resident import Bf16Form, DeviceKind, resident_bytes, stored_bytes
 
 GIB, MIB = 2**30, 2**20
 
@@ -65,6 +65,11 @@ def weight_lines(
         for source, target in table.shared:
             copy = resident_bytes("linear", held[source].shape, device)
             yield PlanLine(f"weights: {target}", copy, f"{source} in packed form", exact=True)
+        return
+    for again in table.recoded:
+        rows, columns = held[again.target].shape
+        nbytes = stored_bytes(again.storage, (rows, columns))
+        yield PlanLine(f"weights: {again.target} again", nbytes, f"in {again.storage}", exact=True)
 
 
 def loading_bytes(table: BindingTable, world: int, device: DeviceKind) -> int:

@@ -18,9 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dgpp_core.api.model import Shard
+from dgpp_core.formats.codec import convert
 from dgpp_core.formats.matrix import Matrix
 
 ROW_TILE = 8
+_RECODED_ROWS = 1 << 13
+"""Rows that are recoded at once: a few hundred megabytes in float32."""
 _PROBE_ROWS = (1, 3, 8, 17, 64, 200)
 
 
@@ -169,3 +172,38 @@ class Linear:
     def partials(self, x: Tensor, decode: bool = True) -> Tensor:
         """The same as float32 ``[S, M, N]``, to be added in order by whoever takes it."""
         return self._product.partials(x, decode)
+
+
+def load_recoded(shard: Shard, target: str, storage: str) -> tuple[Linear, Linear]:
+    """A linear layer and its like with weights rounded to ``storage``, which a GPU reads faster: one for both on a CPU.
+
+    The binding table names such a target in `BindingTable.recoded`, for the plan.
+    """
+    matrix = shard.weights.matrix(target)
+    if shard.device.type == "cpu":
+        exact = Linear(matrix)
+        return exact, exact
+    from dgpp_core.ops.kernels.dense import CudaLinear
+
+    def make() -> Mapping[str, Tensor]:
+        form, device = shard.bf16_form, shard.device
+        forms = {
+            "exact/": CudaLinear(matrix, device, target, form).prepared(),
+            "near/": CudaLinear(_recoded(matrix, storage), device, target).prepared(),
+        }
+        return {kind + name: tensor for kind, made in forms.items() for name, tensor in made.items()}
+
+    made = shard.weights.prepared(target, f"product {shard.bf16_form} and {storage}", make)
+
+    def part(kind: str) -> Linear:
+        own = {name.removeprefix(kind): tensor for name, tensor in made.items() if name.startswith(kind)}
+        return Linear(matrix, CudaLinear.from_prepared(own))
+
+    return part("exact/"), part("near/")
+
+
+def _recoded(matrix: Matrix, storage: str) -> Matrix:
+    """``matrix`` in another storage, some rows at a time: a large one has no room in float32."""
+    starts = range(0, matrix.shape[0], _RECODED_ROWS)
+    parts = [convert(matrix.rows(at, min(_RECODED_ROWS, matrix.shape[0] - at)), storage) for at in starts]
+    return type(parts[0]).stack(parts)

@@ -64,4 +64,4 @@ class Glm47Drafter:
         """The likeliest next token of each draft row."""
         if not self.recycle_normed:
             hidden = rms_norm(hidden, self.norm, self.eps, self.model.dtype)
-        return greedy(self.model.logits(hidden))[0]
+        return greedy(self.model.draft_logits(hidden))[0]

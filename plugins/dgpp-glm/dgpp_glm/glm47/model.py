@@ -15,12 +15,13 @@ from dgpp_core.api import Bus, Shard, State, StepBatch
 from dgpp_core.layers.gqa import GroupedQueryAttention
 from dgpp_core.layers.paged import PagedIndex
 from dgpp_core.ops.experts import Experts, combine, combine_norm
-from dgpp_core.ops.linear import Linear
+from dgpp_core.ops.linear import Linear, load_recoded
 from dgpp_core.ops.mlp import GateUp
 from dgpp_core.ops.residual import embed_norm, residual_norm
 from dgpp_core.ops.rope import RotaryTable
 from dgpp_core.ops.router import Router
 from dgpp_glm.glm47.config import Glm47Config
+from dgpp_glm.glm47.tables import DRAFT_HEAD
 
 
 class Step(NamedTuple):
@@ -159,7 +160,7 @@ class Glm47Model:
         self.embed = shard.weights.take("embed")
         self.layers = [Layer(config, shard, i, self.rope) for i in range(config.num_hidden_layers)]
         self.norm = shard.weights.take("norm")
-        self.head = Linear.load(shard, "head")
+        self.head, self.draft_head = load_recoded(shard, "head", DRAFT_HEAD)
 
     def forward(self, batch: StepBatch, state: State) -> Tensor:
         """Hidden states after the last norm, ``[R, hidden_size]``."""
@@ -174,3 +175,7 @@ class Glm47Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[N, vocab_size]``; every rank holds some of the vocabulary's rows."""
         return self.bus.all_gather(self.head.wide(hidden), dim=1)
+
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        """`logits`, on a GPU from weights rounded to `DRAFT_HEAD`: drafts are verified, and a step reads less."""
+        return self.bus.all_gather(self.draft_head.wide(hidden), dim=1)
