@@ -29,8 +29,8 @@ ROWS = 2048
 CUTS: dict[str, list[dict[str, int]]] = {
     "bf16": [
         {},
+        {"DEPTH": 128, "STAGES": 2},
         {"DEPTH": 64, "STAGES": 3},
-        {"DEPTH": 64, "STAGES": 4},
         {"COLUMNS": 128, "DEPTH": 64, "STAGES": 3},
         {"COLUMNS": 128, "DEPTH": 64, "STAGES": 4},
         {"COLUMNS": 128, "DEPTH": 128, "STAGES": 2},

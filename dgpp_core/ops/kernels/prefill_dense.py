@@ -54,11 +54,22 @@ def slot_words(FORM):
 
 @gluon.jit
 def tile_of_warp(program, w, W: gl.constexpr, TILES: gl.constexpr, GATED: gl.constexpr):
-    """Row tile of warp w, past the last one the last. Gated: half of the warps have gate rows, half their up rows."""
+    """Row tile of warp w, past the last one the last. Gated: half of the warps load gate rows, half their up rows."""
     if GATED:
         HALF: gl.constexpr = W // 2
         return gl.minimum(program * HALF + w % HALF, TILES // 2 - 1) + (w // HALF) * (TILES // 2)
     return gl.minimum(program * W + w, TILES - 1)
+
+
+@gluon.jit
+def place_of(program, n, W: gl.constexpr, TILES: gl.constexpr, GATED: gl.constexpr):
+    """Row tile and half of it that row n of the first operand comes from.
+
+    Gated: rows in the order (tile, half, gate or up, 8 rows), so that one thread ends with a channel's gate and up.
+    """
+    if GATED:
+        return tile_of_warp(program, n // 32 + n // 8 % 2 * (W // 2), W, TILES, GATED), n // 16 % 2
+    return tile_of_warp(program, n // 16, W, TILES, GATED), n // 8 % 2
 
 
 @gluon.jit
@@ -93,8 +104,8 @@ def bf16_pointers(
     L: gl.constexpr = natural_layout(W, DEPTH)
     n = gl.arange(0, 16 * W, gl.SliceLayout(1, L))
     k = gl.arange(0, DEPTH, gl.SliceLayout(0, L))
-    tile = tile_of_warp(program, n // 16, W, TILES, GATED).to(gl.int64)
-    row = tile * (16 * K) + (n // 8 % 2) * 512 + n % 8 * 32
+    tile, half = place_of(program, n, W, TILES, GATED)
+    row = tile.to(gl.int64) * (16 * K) + half * 512 + n % 8 * 32
     column = k // 64 * 1024 + k // 8 % 2 * 256 + k // 16 % 4 * 8 + k % 8
     return base + row[:, None] + column[None, :]
 
@@ -127,22 +138,21 @@ def load_slot(pointers, scale_pointers, d, FORM: gl.constexpr):
 
 
 @gluon.jit
-def decode_into(buffer, words, scales, FORM: gl.constexpr, W: gl.constexpr, WGMMA: gl.constexpr):
+def decode_into(buffer, words, scales, FORM: gl.constexpr, W: gl.constexpr, WGMMA: gl.constexpr, GATED: gl.constexpr):
     """A slot, decoded, into shared memory, where the tensor cores may read it after the next barrier."""
-    if FORM == "fp8":
-        buffer.store(natural_fp8(words, W))
-    else:
-        buffer.store(natural_nvfp4(words, scales, W))
+    a = natural_fp8(words, W) if FORM == "fp8" else natural_nvfp4(words, scales, W)
+    if GATED:
+        a = a.reshape([2, W // 2, 2, 8, 128]).permute([1, 2, 0, 3, 4]).reshape([16 * W, 128])
+    buffer.store(a)
     if WGMMA:
         fence_async_shared()
 
 
 @gluon.jit
 def gated_rows(y, W: gl.constexpr, COLUMNS: gl.constexpr):
-    """``[16 W, COLUMNS]`` of gate rows, then up rows, to ``silu(gate) up`` ``[8 W, COLUMNS]``."""
-    L: gl.constexpr = gl.BlockedLayout([4, 1, 2], [16, 2, 1], [1, W, 1], [2, 0, 1])
-    gate, up = gl.split(gl.convert_layout(y.reshape([2, 8 * W, COLUMNS]).permute([1, 2, 0]), L))
-    return gate / (1.0 + gl.exp(-gate)) * up
+    """``[16 W, COLUMNS]`` in the gated order of `place_of` to ``silu(gate) up`` ``[8 W, COLUMNS]``."""
+    gate, up = gl.split(y.reshape([W, 2, 8, COLUMNS]).permute([0, 2, 3, 1]))
+    return (gate / (1.0 + gl.exp(-gate)) * up).reshape([8 * W, COLUMNS])
 
 
 @gluon.jit
@@ -202,7 +212,7 @@ def prefill_product(
     else:
         ws = row_tiles(weights, program, SLOTS * slot_words(FORM), slot_words(FORM), W, TILES, GATED)
         ss = row_tiles(scales, program, SLOTS * 32, 32, W, TILES, GATED) if FORM == "nvfp4" else ws
-    tile = tile_of_warp(program, gl.arange(0, 16 * W, gl.SliceLayout(1, L)) // 16, W, TILES, GATED)
+    tile, _ = place_of(program, gl.arange(0, 16 * W, gl.SliceLayout(1, L)), W, TILES, GATED)
     for s in gl.static_range(STAGES - 1):
         async_copy.async_copy_global_to_shared(xb.index(s), xs + min(s, SLOTS - 1) * DEPTH)
         if COPIED:
@@ -210,7 +220,7 @@ def prefill_product(
         async_copy.commit_group()
     if not COPIED:
         words, slot_scales = load_slot(ws, ss, 0, FORM)
-        decode_into(wb.index(0), words, slot_scales, FORM, W, WGMMA)
+        decode_into(wb.index(0), words, slot_scales, FORM, W, WGMMA, GATED)
         words, slot_scales = load_slot(ws, ss, min(1, SLOTS - 1), FORM)
     total = gl.zeros([16 * W, COLUMNS], gl.float32, L)
     if WGMMA and FORM != "fp8":
@@ -236,7 +246,7 @@ def prefill_product(
         async_copy.commit_group()
         if not COPIED:
             then, then_scales = load_slot(ws, ss, gl.minimum(d + 2, SLOTS - 1), FORM)
-            decode_into(wb.index((d + 1) % 2), words, slot_scales, FORM, W, WGMMA)
+            decode_into(wb.index((d + 1) % 2), words, slot_scales, FORM, W, WGMMA, GATED)
             words, slot_scales = then, then_scales
         if FORM == "fp8":
             block = gl.load(scales + tile * SLOTS + d)
