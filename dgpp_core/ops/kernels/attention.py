@@ -32,7 +32,7 @@ from dgpp_core.ops.kernels.attention_prefill import (
     place_rows,
     place_tiles,
 )
-from dgpp_core.ops.kernels.attention_strips import LEAST, REGISTERS, WARPS, fits, strip_attention, strip_meta
+from dgpp_core.ops.kernels.attention_strips import LEAST, WARPS, fits, strip_attention, strip_meta
 from dgpp_core.ops.kernels.heads import HeadShape
 from dgpp_core.ops.rope import RotaryTable
 
@@ -54,7 +54,7 @@ class DecodeChoice(Struct, frozen=True):
     Attributes:
         kernel: "strips" for the shapes that fit it, "tiles" for any.
         warps, least: of a program, and strips a warp of the smallest part; they decide a row's bits.
-        registers: a thread may use, where that is limited at all.
+        registers: a thread may use; None is no limit.
         fetch: all of a program's keys are asked for before it waits.
         spread: programs a row and key head; None goes by the number of rows.
     """
@@ -62,7 +62,7 @@ class DecodeChoice(Struct, frozen=True):
     kernel: Literal["strips", "tiles"]
     warps: int = WARPS
     least: int = LEAST
-    registers: int | None = REGISTERS
+    registers: int | None = None
     fetch: bool = True
     spread: int | None = None
 
@@ -168,8 +168,10 @@ class CudaGqa:
         kernel, meta = decode_attention, decode_meta(shape, capability(qkv.device))
         if choice.kernel == "strips":
             pools = (*pools, k_pool.view(torch.int32), v_pool.view(torch.int32))
-            registers = choice.registers if capability(qkv.device) == 90 else None
-            kernel, meta = strip_attention, strip_meta(shape, choice.warps, choice.least, registers, choice.fetch)
+            kernel, meta = (
+                strip_attention,
+                strip_meta(shape, choice.warps, choice.least, choice.registers, choice.fetch),
+            )
         kernel[(lines, choice.spread or spread_of(lines))](
             out, qkv, *self._vectors(qkv), *pools, tables, batch.positions,
             values, stats, self._arrived, tables.shape[1], segment, self.scale, self.eps, **meta,

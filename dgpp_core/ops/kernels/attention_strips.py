@@ -31,7 +31,7 @@ from dgpp_core.ops.kernels.attention_fragments import (
     value_operand,
     with_new,
 )
-from dgpp_core.ops.kernels.cases import TARGETS, CompileCase
+from dgpp_core.ops.kernels.cases import CompileCase
 from dgpp_core.ops.kernels.fragments import mma_layout, pdl_launch, pdl_wait
 from dgpp_core.ops.kernels.heads import HeadShape
 
@@ -40,8 +40,6 @@ STRIP = 16
 """Keys of a warp at a time."""
 LEAST = 2
 """Strips a warp of the smallest part."""
-REGISTERS = 168
-"""Of a thread on an H200: three programs share a multiprocessor, at the cost of a register or two spilled."""
 block_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
@@ -316,7 +314,7 @@ def strip_meta(
     shape: HeadShape,
     warps: int = WARPS,
     least: int = LEAST,
-    registers: int | None = REGISTERS,
+    registers: int | None = None,
     fetch: bool = True,
 ) -> dict[str, Any]:
     """Compile-time arguments, the same for every number of rows and of rows a segment."""
@@ -347,14 +345,11 @@ def compile_cases() -> list[CompileCase]:
     args = (narrow, wide, narrow, narrow, narrow, wide, wide, *pools, whole, whole, wide, wide, word, 128, 1, 0.1, 1e-5)
     return [
         CompileCase(
-            f"strip_attention {name}, sm_{target}",
+            f"strip_attention {name}",
             strip_attention,
             args,
-            strip_meta(shape, registers=REGISTERS if target == 90 else None),
-            (target,),
-            stack=16,
+            strip_meta(shape),
         )
-        for target in TARGETS
         for name, shape in HeadShape.served().items()
         if fits(shape)
     ]

@@ -66,7 +66,7 @@ def prefill(layer: Layer, step: Step) -> torch.Tensor:
         q, step.qkv, *vectors(layer, step.qkv), step.k_pool, step.v_pool, *step.places(), batch.positions, layer.eps,
         **options(place_meta(shape)),
     )  # fmt: skip
-    cut = chunk_cut(shape, 90)
+    cut = chunk_cut(shape, 121)
     work = chunk_work(batch.counts, shape.share, cut.lines, CPU)
     chunk_attention[(shape.kv_heads, len(work))](
         out, q, step.k_pool, step.v_pool, step.k_pool, step.v_pool, batch.block_tables, batch.positions, work,
