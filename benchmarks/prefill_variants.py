@@ -19,6 +19,7 @@ import triton.language as tl
 from kernels_dense import CASES, DEVICE, MULTIPLY, Case, copies, timed
 from torch import Tensor
 
+from dgpp_core.ops.kernels import prefill_broad
 from dgpp_core.ops.kernels.dense import CudaLinear
 from dgpp_core.ops.kernels.plan import prefill_meta
 from dgpp_core.ops.kernels.prefill_dense import prefill_product
@@ -31,13 +32,6 @@ CUTS: dict[str, list[dict[str, int]]] = {
         {},
         {"DEPTH": 128, "STAGES": 2},
         {"DEPTH": 64, "STAGES": 3},
-        {"COLUMNS": 128, "DEPTH": 64, "STAGES": 3},
-        {"COLUMNS": 128, "DEPTH": 64, "STAGES": 4},
-        {"COLUMNS": 128, "DEPTH": 128, "STAGES": 2},
-        {"COLUMNS": 128, "DEPTH": 128, "STAGES": 3},
-        {"COLUMNS": 128, "DEPTH": 64, "STAGES": 4, "W": 16, "num_warps": 16},
-        {"COLUMNS": 128, "DEPTH": 64, "STAGES": 3, "W": 4, "num_warps": 4},
-        {"COLUMNS": 256, "DEPTH": 64, "STAGES": 2, "W": 4, "num_warps": 4},
     ],
     "nvfp4": [
         {},
@@ -48,7 +42,7 @@ CUTS: dict[str, list[dict[str, int]]] = {
     ],
     "fp8": [{}, {"COLUMNS": 128, "STAGES": 3}, {"COLUMNS": 64, "STAGES": 3}],
 }
-TILES = [(256, 128, 64, 3, 8), (128, 256, 64, 3, 8), (256, 128, 64, 4, 8), (128, 256, 64, 4, 8), (128, 128, 64, 4, 4)]
+TILES = [(256, 128, 64, 3, 8), (256, 128, 64, 4, 8)]
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -95,8 +89,8 @@ def compile_one(form: str, meta: dict[str, Any]) -> str:
     """Compile one cut where no GPU is needed; the failure, if any."""
     bf16 = torch.bfloat16
     try:
-        if form == "tiled":
-            compile_for(90, tiled, bf16, bf16, bf16, 5, **meta)
+        if form in ("tiled", "broad"):
+            compile_for(90, tiled if form == "tiled" else prefill_broad.prefill_broad, bf16, bf16, bf16, 5, **meta)
         else:
             weights, scales = bf16 if form == "bf16" else torch.int32, torch.float32 if form == "fp8" else torch.int32
             compile_for(90, prefill_product, weights, scales, torch.float32, bf16, bf16, 5, **meta)
@@ -111,6 +105,7 @@ def cuts_of(case: Case) -> list[tuple[str, dict[str, Any]]]:
     found = [(case.form, {**base, **cut}) for cut in CUTS[case.form]]
     if case.form == "bf16":
         found += [("tiled", tile_meta(case, cut)) for cut in TILES]
+        found += [("broad", {"N": case.rows, "K": case.columns, "num_warps": 8})]
     return found
 
 
@@ -119,11 +114,15 @@ def launcher(kernel: str, meta: dict[str, Any], x: Tensor, out: Tensor) -> Calla
 
     def launch(product: CudaLinear) -> None:
         weights, scales, multipliers = (*fields_of(product._packed), *fields_of(product._packed)[:1] * 2)[:3]
-        if kernel in ("bf16", "tiled"):
+        if kernel in ("bf16", "tiled", "broad"):
             weights = weights.view(torch.bfloat16)
         if kernel == "tiled":
             grid = (-(-len(x) // meta["ROWS"]), meta["N"] // meta["COLUMNS"])
             tiled[grid](weights, x, out, len(x), **meta)
+            return
+        if kernel == "broad":
+            grid = (-(-len(x) // prefill_broad.COLUMNS_), -(-meta["N"] // prefill_broad.ROWS))
+            prefill_broad.prefill_broad[grid](weights, x, out, len(x), **meta)
             return
         grid = (-(-len(x) // meta["COLUMNS"]), -(-meta["N"] // (16 * meta["W"])))
         prefill_product[grid](weights, scales, multipliers, x, out, len(x), **meta)

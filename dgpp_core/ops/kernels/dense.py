@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dgpp_core.api.errors import EngineError
 from dgpp_core.formats.matrix import Matrix
+from dgpp_core.ops.kernels import prefill_broad
 from dgpp_core.ops.kernels.dense_bf12 import dense_bf12, expand_bf12
 from dgpp_core.ops.kernels.dense_bf16 import dense_bf16
 from dgpp_core.ops.kernels.dense_fp8 import dense_fp8
@@ -157,13 +158,19 @@ def prefill(packed: Packed, x: Tensor, out: Tensor, gated: bool = False) -> None
         packed = expanded(packed)
     rows, columns = shape_of(packed)
     form = cast(Form, form_of(packed))
-    meta = prefill_meta(form, rows, columns, len(x), capability_of(x.device), gated)
+    words(x)
+    capability, m = capability_of(x.device), len(x)
+    if prefill_broad.fits(form, rows, m, capability, gated):
+        grid = (-(-m // prefill_broad.COLUMNS_), -(-rows // prefill_broad.ROWS))
+        weight = fields_of(packed)[0].view(torch.bfloat16)
+        prefill_broad.prefill_broad[grid](weight, x.contiguous(), out, m, N=rows, K=columns, num_warps=8)
+        return
+    meta = prefill_meta(form, rows, columns, m, capability, gated)
     weights, scales, multipliers = (*fields_of(packed), *fields_of(packed)[:1] * 2)[:3]
     if form == "bf16":
         weights = weights.view(torch.bfloat16)
-    grid = (-(-len(x) // meta["COLUMNS"]), -(-rows // (16 * meta["W"])))
-    words(x)
-    prefill_product[grid](weights, scales, multipliers, x.contiguous(), out, len(x), **meta)
+    grid = (-(-m // meta["COLUMNS"]), -(-rows // (16 * meta["W"])))
+    prefill_product[grid](weights, scales, multipliers, x.contiguous(), out, m, **meta)
 
 
 @functools.cache

@@ -156,13 +156,11 @@ def gated_rows(y, W: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def store_rows(
-    out, y, program, column, M, N: gl.constexpr, W: gl.constexpr, HEIGHT: gl.constexpr, COLUMNS: gl.constexpr
-):
-    """``y`` ``[HEIGHT, COLUMNS]`` to ``out[column + c, HEIGHT program + r]``, in runs of 16 bytes and more."""
+def store_rows(out, y, row, column, M, N: gl.constexpr, W: gl.constexpr, HEIGHT: gl.constexpr, COLUMNS: gl.constexpr):
+    """``y`` ``[HEIGHT, COLUMNS]`` to ``out[column + c, row + r]``, in runs of 16 bytes and more."""
     L: gl.constexpr = gl.BlockedLayout([8, 1], [HEIGHT // 8, 256 // HEIGHT], [1, W], [0, 1])
     y = gl.convert_layout(y.to(out.dtype.element_ty), L)
-    r = program * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, L))
+    r = row + gl.arange(0, HEIGHT, gl.SliceLayout(1, L))
     c = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, L))
     mask = (c < M)[None, :] & (r < N)[:, None]
     gl.store(out + c.to(gl.int64)[None, :] * N + r[:, None], y, mask=mask)
@@ -261,9 +259,9 @@ def prefill_product(
     if FORM == "nvfp4":
         total = total * gl.load(multipliers + tile)[:, None]
     if GATED:
-        store_rows(out, gated_rows(total, W, COLUMNS), program, column, M, N // 2, W, 8 * W, COLUMNS)
+        store_rows(out, gated_rows(total, W, COLUMNS), program * (8 * W), column, M, N // 2, W, 8 * W, COLUMNS)
     else:
-        store_rows(out, total, program, column, M, N, W, 16 * W, COLUMNS)
+        store_rows(out, total, program * (16 * W), column, M, N, W, 16 * W, COLUMNS)
 
 
 def compile_cases() -> list[CompileCase]:
