@@ -95,18 +95,24 @@ def _union(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def write(
-    matcher: Matcher, vocabulary: Vocabulary, ends: Sequence[int], rng: random.Random, patience: int = 40
-) -> bytes | None:
-    """A reply of tokens picked by chance among those allowed; None if it does not end.
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    ends: Sequence[int],
+    rng: random.Random,
+    patience: int = 40,
+    first: Sequence[bytes] = (),
+) -> list[int] | None:
+    """A reply, without its end, of tokens picked by chance among those allowed; None if it does not end.
 
     Args:
         patience: tokens after which ends and closing brackets go before chance.
+        first: texts of further tokens that go before chance then.
 
     Raises:
         AssertionError: the matcher reports a fault.
     """
-    closers = [vocabulary.pieces.index(piece) for piece in _CLOSERS if piece in vocabulary.pieces]
-    text = b""
+    closers = [vocabulary.pieces.index(piece) for piece in (*first, *_CLOSERS) if piece in vocabulary.pieces]
+    written: list[int] = []
     for count in range(patience * 20):
         mask = matcher.masks()[0]
         assert not matcher.fault, matcher.fault
@@ -116,6 +122,6 @@ def write(
             token = int(rng.choice(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))))
         matcher.take([token])
         if token in ends:
-            return text
-        text += vocabulary.pieces[token]
+            return written
+        written.append(token)
     return None

@@ -18,8 +18,11 @@ MAX_SPACE = 16
 ANY_OBJECT = {"type": "object"}
 
 _SPACE = rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACE}}}"
-_JSON_OPTIONS = {"no_forcing": True, "skip_repetition": "once"}
-_TEXT_OPTIONS = {"no_forcing": True}
+SPACE = f"SPACE: /{_SPACE}/"
+"""The terminal of white space in front of a value."""
+
+TEXT_OPTIONS = '%llguidance {"no_forcing": true}'
+_JSON_OPTIONS = '%llguidance {"no_forcing": true, "skip_repetition": "once"}'
 _OUTSIDE = re.compile(
     r"""(?P<literal>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[imslux]*|(?://|\#)[^\n]*)|(?P<refused>%(?!ignore\b|import\b)\w+|<|@\w+|\w\[|\b[A-Za-z_]\w*\.-?\d)"""
 )
@@ -55,7 +58,7 @@ def regex(pattern: str) -> str:
     Raises:
         GrammarError: the pattern ends in a lone backslash or is empty.
     """
-    return f"{_options(_TEXT_OPTIONS)}\nstart: BODY\nBODY: {slashed(pattern)}\n"
+    return f"{TEXT_OPTIONS}\nstart: BODY\nBODY: {slashed(pattern)}\n"
 
 
 def slashed(pattern: str) -> str:
@@ -82,7 +85,7 @@ def lark(definition: str) -> str:
         if found["refused"]:
             line = definition.count("\n", 0, found.start()) + 1
             raise GrammarError(f"line {line}: {found['refused']!r} is not supported")
-    return f"{_options(_TEXT_OPTIONS)}\n{definition}\n"
+    return f"{TEXT_OPTIONS}\n{definition}\n"
 
 
 def json_value(checked: Any) -> str:
@@ -90,9 +93,4 @@ def json_value(checked: Any) -> str:
 
     White space before the value is a terminal of its own; none comes after it, where the reply has to end.
     """
-    space = f"%ignore /{_SPACE}/\nSPACE: /{_SPACE}/"
-    return f"{_options(_JSON_OPTIONS)}\n{space}\nstart: value | SPACE value\nvalue: {inline_json(checked)}\n"
-
-
-def _options(options: dict[str, Any]) -> str:
-    return "%llguidance " + json.dumps(options)
+    return f"{_JSON_OPTIONS}\n%ignore /{_SPACE}/\n{SPACE}\nstart: value | SPACE value\nvalue: {inline_json(checked)}\n"
