@@ -43,15 +43,7 @@ MODULES = [
     f"dgpp_core.ops.kernels.{name}"
     for name in ("router", "experts", "experts_combine", "experts_order", "experts_prefill")
 ]
-VARIANTS: tuple[dict[str, Any], ...] = (
-    {},
-    {"FENCE": False},
-    {"COUNT": 1},
-    {"COUNT": 2},
-    {"COUNT": 2, "STAGES": 6},
-    {"W": 4, "STAGES": 4, "num_warps": 4, "COUNT": 1},
-    {"W": 4, "STAGES": 4, "num_warps": 4, "COUNT": 2},
-)
+VARIANTS: tuple[dict[str, Any], ...] = ({}, {"FENCE": False}, {"STAGES": 6}, {"W": 4, "STAGES": 4, "num_warps": 4})
 """Other cuts of the grouped products, for ``--variants``; the bits are the same."""
 
 
@@ -182,7 +174,7 @@ def grouped(
     gated = which == "gate_up"
     shape = (2 * INNER, HIDDEN) if gated else (HIDDEN, INNER)
     meta = experts_prefill.grouped_meta(shape, TOP_K, gated, tile, True) | changes
-    grid = (shape[0] // (32 * meta["W"] * meta["COUNT"]), tables.tiles.shape[0])
+    grid = (shape[0] // (32 * meta["W"]), tables.tiles.shape[0])
     grouped_experts[grid](*layer.experts._weights(which), x, out, tables.order, tables.tiles, m * TOP_K, **meta)
 
 

@@ -12,6 +12,8 @@ While the tensor cores work on a chunk, the next one's weights are decoded.
 
 from __future__ import annotations
 
+import triton
+from triton import language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
@@ -22,7 +24,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from dgpp_core.ops.kernels.dense_nvfp4 import DECODE_CODES, DECODE_SCALES
-from dgpp_core.ops.kernels.experts_rows import gathered_pointers, store_group
 from dgpp_core.ops.kernels.fragments import bf16_pairs, log2
 
 CHUNK = gl.constexpr(64)
@@ -85,29 +86,20 @@ def chunk_operand(a0, a1, a2, a3, W: gl.constexpr, L: gl.constexpr):
 
 
 @gluon.jit
-def copy_chunk(
-    rings, sources, chunk: gl.constexpr, slot, STEPS: gl.constexpr, CHUNKS: gl.constexpr, TILES: gl.constexpr,
-    COUNT: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def copy_chunk(rings, sources, chunk: gl.constexpr, slot, CHUNKS: gl.constexpr, STAGES: gl.constexpr):
     """Start to copy chunk ``2 slot + chunk``: activations, codes and, with the even one, the slot's scales.
 
-    The chunks of COUNT row tile groups, TILES tiles apart, follow each other. Past the end the last one comes again,
-    so that every turn of the loop has the same number of copies in flight.
+    Past the end the last one comes again, so that every turn of the loop has the same number of copies in flight.
     """
     x_ring, code_ring, scale_ring = rings
     x, codes, scales = sources
     number = 2 * slot + chunk
-    source = gl.minimum(number, STEPS - 1)
-    k = source % CHUNKS if COUNT > 1 else source
-    group = source // CHUNKS if COUNT > 1 else 0
-    async_copy.async_copy_global_to_shared(x_ring.index(number % STAGES), x + k * CHUNK)
-    async_copy.async_copy_global_to_shared(
-        code_ring.index(number % STAGES), codes + (group * (TILES * CHUNKS * 128) + k * 128)
-    )
+    source = gl.minimum(number, CHUNKS - 1)
+    async_copy.async_copy_global_to_shared(x_ring.index(number % STAGES), x + source * CHUNK)
+    async_copy.async_copy_global_to_shared(code_ring.index(number % STAGES), codes + source * 128)
     if chunk % 2 == 0:
         place = scale_ring.index((number // 2) % (STAGES // 2))
-        words = scales + (group * (TILES * CHUNKS * 16) + (k // 2) * 32)
-        async_copy.async_copy_global_to_shared(place, words)
+        async_copy.async_copy_global_to_shared(place, scales + (source // 2) * 32)
     async_copy.commit_group()
 
 
@@ -134,86 +126,116 @@ def multiply_chunk(acc, a, b, L: gl.constexpr, WGMMA: gl.constexpr):
 
 @gluon.jit
 def turn(
-    acc, a, rings, sources, chunk: gl.constexpr, slot, W: gl.constexpr, L: gl.constexpr, CHUNKS: gl.constexpr,
-    TILES: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr, WGMMA: gl.constexpr, FENCE: gl.constexpr,
-):  # fmt: skip
+    acc,
+    a,
+    rings,
+    sources,
+    chunk: gl.constexpr,
+    slot,
+    CHUNKS: gl.constexpr,
+    W: gl.constexpr,
+    L: gl.constexpr,
+    STAGES: gl.constexpr,
+    WGMMA: gl.constexpr,
+    FENCE: gl.constexpr,
+):
     """Multiply chunk ``2 slot + chunk``, decoded in ``a``, and decode the next.
 
-    Its copy and that of the next chunk have arrived after the wait. The place that is copied to was read two chunks
+    Its copy and that of the next chunk have arrived after the wait, so one fence serves two chunks. The place that is copied to was read two chunks
     ago: that product is finished, in every warp since the barrier behind the wait.
     """
     number = 2 * slot + chunk
     async_copy.wait_group(STAGES - 4)
     codes, scales = load_chunk(rings, number + 1, W, STAGES)
-    if FENCE:
+    if FENCE and chunk == 0:
         fence_async_shared()
     acc = multiply_chunk(acc, a, rings[0].index(number % STAGES).permute([1, 0]), L, WGMMA)
-    copy_chunk(rings, sources, chunk + STAGES - 2, slot, COUNT * CHUNKS, CHUNKS, TILES, COUNT, STAGES)
+    copy_chunk(rings, sources, chunk + STAGES - 2, slot, CHUNKS, STAGES)
     return acc, decode_chunk(codes, scales, (chunk + 1) % 2, W)
 
 
 @gluon.jit
-def group_product(
-    a, rings, sources, group, W: gl.constexpr, L: gl.constexpr, BN: gl.constexpr, CHUNKS: gl.constexpr,
-    TILES: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr, WGMMA: gl.constexpr, FENCE: gl.constexpr,
-):  # fmt: skip
-    """``[32 W, BN]`` of one row tile group, K in one chain, and the first chunk of the next, decoded."""
-    acc = gl.zeros([32 * W, BN], gl.float32, L)
-    for slot in range(group * (CHUNKS // 2), (group + 1) * (CHUNKS // 2)):
-        acc, b = turn(acc, a, rings, sources, 0, slot, W, L, CHUNKS, TILES, COUNT, STAGES, WGMMA, FENCE)
-        acc, a = turn(acc, b, rings, sources, 1, slot, W, L, CHUNKS, TILES, COUNT, STAGES, WGMMA, FENCE)
-    if WGMMA:
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-    return acc, a
-
-
-@gluon.jit
-def make_rings(W: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr):
-    """Shared memory of activations, codes and scales."""
+def grouped_product(
+    codes,
+    scales,
+    x,
+    K: gl.constexpr,
+    W: gl.constexpr,
+    L: gl.constexpr,
+    BN: gl.constexpr,
+    STAGES: gl.constexpr,
+    WGMMA: gl.constexpr,
+    FENCE: gl.constexpr,
+):
+    """``[32 W, BN]`` from pointers to the first codes, scales and activations; K in one chain, chunk by chunk."""
+    CHUNKS: gl.constexpr = K // 64
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    return (
+    rings = (
         gl.allocate_shared_memory(gl.bfloat16, [STAGES, BN, 64], SWIZZLED),
         gl.allocate_shared_memory(gl.int32, [STAGES, 2, W, 128], PLAIN),
         gl.allocate_shared_memory(gl.int32, [STAGES // 2, 2, W, 32], PLAIN),
     )
-
-
-@gluon.jit
-def serve_tile(
-    tensors, places, expert, picks, N: gl.constexpr, K: gl.constexpr, TOPK: gl.constexpr,
-    W: gl.constexpr, BN: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
-    WGMMA: gl.constexpr, FENCE: gl.constexpr,
-):  # fmt: skip
-    """COUNT groups of row tiles of one expert times up to BN picks; arguments as in `grouped_experts`."""
-    wp, sp, multipliers, xp, out = tensors
-    order, first, count = places
-    STEP: gl.constexpr = N // 32 if GATED else W
-    TILES: gl.constexpr = W if GATED else 2 * W
-    CHUNKS: gl.constexpr = K // 64
-    L: gl.constexpr = grouped_layout(W, BN, WGMMA)
-    group = gl.program_id(0) * COUNT
-    entry = expert.to(gl.int64)
-    codes = word_pointers(wp + entry * (N * K // 8), group * TILES, K * 2, STEP, W, 128)
-    scales = word_pointers(sp + entry * (N * K // 64), group * TILES, K // 4, STEP, W, 32)
-    factors = multipliers + entry * (N // 16)
-    x = gathered_pointers(xp, order, first, count, picks, K, TOPK if GATED else 0, W, BN)
-    rings = make_rings(W, BN, STAGES)
     sources = (x, codes, scales)
     for chunk in gl.static_range(STAGES - 2):
-        copy_chunk(rings, sources, chunk, 0, COUNT * CHUNKS, CHUNKS, TILES, COUNT, STAGES)
+        copy_chunk(rings, sources, chunk, 0, CHUNKS, STAGES)
     async_copy.wait_group(STAGES - 3)
     first_codes, first_scales = load_chunk(rings, 0, W, STAGES)
     a = decode_chunk(first_codes, first_scales, 0, W)
-    if COUNT == 1:
-        y, a = group_product(a, rings, sources, 0, W, L, BN, CHUNKS, TILES, COUNT, STAGES, WGMMA, FENCE)
-        async_copy.wait_group(0)  # and a barrier: what is stored may take its way through the rings' memory
-        store_group(out, order, factors, first, count, group, y, N, W, BN, GATED)
-    else:
-        for i in range(COUNT):
-            y, a = group_product(a, rings, sources, i, W, L, BN, CHUNKS, TILES, COUNT, STAGES, WGMMA, FENCE)
-            store_group(out, order, factors, first, count, group + i, y, N, W, BN, GATED)
-        async_copy.wait_group(0)
+    acc = gl.zeros([32 * W, BN], gl.float32, L)
+    for slot in range(CHUNKS // 2):
+        acc, b = turn(acc, a, rings, sources, 0, slot, CHUNKS, W, L, STAGES, WGMMA, FENCE)
+        acc, a = turn(acc, b, rings, sources, 1, slot, CHUNKS, W, L, STAGES, WGMMA, FENCE)
+    if WGMMA:
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    async_copy.wait_group(0)  # and a barrier: what follows may use the rings' memory
+    return acc
+
+
+@gluon.jit
+def gathered_pointers(
+    xp, order, first, count, picks, K: gl.constexpr, TOPK: gl.constexpr, W: gl.constexpr, BN: gl.constexpr
+):
+    """Pointers to the first chunk of a tile's rows ``[BN, 64]``: of x (TOPK picks a row) or of h (TOPK 0, a pick)."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [W, 1], [1, 0])
+    n = gl.minimum(gl.arange(0, BN, gl.SliceLayout(1, L)), count - 1)
+    row = gl.load(order + first + n)
+    if TOPK > 0:
+        row = gl.where(row < picks, row // TOPK, row - picks)
+    k = gl.arange(0, 64, gl.SliceLayout(0, L))
+    return xp + row[:, None] * K + k[None, :]
+
+
+@gluon.jit
+def store_gated(
+    hp, order, first, count, tile, y, gate_scale, up_scale, WIDTH: gl.constexpr, W: gl.constexpr, BN: gl.constexpr
+):
+    """silu(gate) * up of 16 W channels to h in fragment order, rounded once."""
+    gate, up = gl.split(y.reshape([2, 16 * W, BN]).permute([1, 2, 0]))
+    channel = gl.arange(0, 16 * W, gl.SliceLayout(1, gate.type.layout)) // 16
+    gate = gate * gl.load(gate_scale + channel)[:, None]
+    h = (gate / (1.0 + gl.exp(-gate)) * (up * gl.load(up_scale + channel)[:, None])).to(gl.bfloat16)
+    h = h.reshape([W // 4, 4, 4, 2, 2, BN]).permute([5, 0, 2, 3, 1, 4]).reshape([BN, 16 * W])  # n c j h q i
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [16 // W, 2 * W], [W, 1], [1, 0])
+    h = gl.convert_layout(h, L)
+    n = gl.arange(0, BN, gl.SliceLayout(1, L))
+    k = gl.arange(0, 16 * W, gl.SliceLayout(0, L))
+    row = gl.load(order + first + n, mask=n < count, other=0)
+    gl.store(
+        hp + row[:, None] * WIDTH + (tile * (16 * W) + k)[None, :], h, mask=(n < count)[:, None] & (k >= 0)[None, :]
+    )
+
+
+@gluon.jit
+def store_outputs(yp, order, first, count, tile, y, scale, N: gl.constexpr, W: gl.constexpr, BN: gl.constexpr):
+    """32 W outputs of each pick, float32."""
+    L: gl.constexpr = y.type.layout
+    output = gl.arange(0, 32 * W, gl.SliceLayout(1, L))
+    y = y * gl.load(scale + output // 16)[:, None]
+    n = gl.arange(0, BN, gl.SliceLayout(0, L))
+    row = gl.load(order + first + n, mask=n < count, other=0)
+    live = (n < count)[None, :] & (output >= 0)[:, None]
+    gl.store(yp + row[None, :] * N + (tile * (32 * W) + output)[:, None], y, mask=live)
 
 
 @gluon.jit(do_not_specialize=["picks"])
@@ -231,17 +253,12 @@ def grouped_experts(
     TOPK: gl.constexpr,
     W: gl.constexpr,
     BN: gl.constexpr,
-    COUNT: gl.constexpr,
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
     WGMMA: gl.constexpr,
     FENCE: gl.constexpr,
-    HALF: gl.constexpr,
 ):
-    """Tile program_id(1) of picks times COUNT groups of row tiles of its expert: 2 W, or W of gate and W of up.
-
-    Several groups share one stream of copies, and the results of one are written while the next is fetched. With HALF
-    a tile of at most BN / 2 picks is multiplied with half the columns.
+    """Tile program_id(1) of picks times row tiles of its expert.
 
     Args:
         wp: int32 codes and sp: int32 scales of all experts, ``[N, K]`` each; multipliers: float32, one a row tile.
@@ -249,17 +266,34 @@ def grouped_experts(
         out: bf16 h ``[picks, N / 2]`` in fragment order when GATED, otherwise float32 y ``[picks, N]``.
         order: int32, picks by expert; tiles: int32 ``[T, 3]`` expert (-1: none), first place in ``order``, picks.
         picks: of routed experts; later ones are of the shared expert, one a row.
+        FENCE: order the copies, of the generic proxy, before `wgmma` reads them, as PTX's memory model asks.
     """
+    tile = gl.program_id(0)
     expert = gl.load(tiles + gl.program_id(1) * 3)
     if expert >= 0:
         first = gl.load(tiles + gl.program_id(1) * 3 + 1)
         count = gl.load(tiles + gl.program_id(1) * 3 + 2)
-        places = (order, first, count)
-        tensors = (wp, sp, multipliers, xp, out)
-        if HALF:
-            if count > BN // 2:
-                serve_tile(tensors, places, expert, picks, N, K, TOPK, W, BN, COUNT, STAGES, GATED, WGMMA, FENCE)
-            else:
-                serve_tile(tensors, places, expert, picks, N, K, TOPK, W, BN // 2, COUNT, STAGES, GATED, WGMMA, FENCE)
+        STEP: gl.constexpr = N // 32 if GATED else W
+        start = tile * W if GATED else tile * (2 * W)
+        entry = expert.to(gl.int64)
+        codes = word_pointers(wp + entry * (N * K // 8), start, K * 2, STEP, W, 128)
+        scales = word_pointers(sp + entry * (N * K // 64), start, K // 4, STEP, W, 32)
+        scale = multipliers + entry * (N // 16) + start
+        L: gl.constexpr = grouped_layout(W, BN, WGMMA)
+        x = gathered_pointers(xp, order, first, count, picks, K, TOPK if GATED else 0, W, BN)
+        y = grouped_product(codes, scales, x, K, W, L, BN, STAGES, WGMMA, FENCE)
+        if GATED:
+            store_gated(out, order, first, count, tile, y, scale, scale + STEP, N // 2, W, BN)
         else:
-            serve_tile(tensors, places, expert, picks, N, K, TOPK, W, BN, COUNT, STAGES, GATED, WGMMA, FENCE)
+            store_outputs(out, order, first, count, tile, y, scale, N, W, BN)
+
+
+@triton.jit
+def fragment_order(xp, out, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Row program_id(0) of bf16 x in fragment order, by pairs: int32 ``[M, K / 2]``, 8j + 4h + q from 8q + 2j + h."""
+    m = tl.program_id(0).to(tl.int64)
+    p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = p % 32
+    source = p - inside + (inside % 4) * 8 + (inside // 8) * 2 + (inside // 4) % 2
+    live = p < K // 2
+    tl.store(out + m * (K // 2) + p, tl.load(xp + m * (K // 2) + source, mask=live, other=0), mask=live)

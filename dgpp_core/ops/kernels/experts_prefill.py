@@ -10,9 +10,8 @@ from torch import Tensor
 
 from dgpp_core.api.errors import EngineError
 from dgpp_core.ops.kernels.cases import CompileCase
-from dgpp_core.ops.kernels.experts_grouped import grouped_experts
+from dgpp_core.ops.kernels.experts_grouped import fragment_order, grouped_experts
 from dgpp_core.ops.kernels.experts_order import PickTables
-from dgpp_core.ops.kernels.experts_rows import fragment_order
 
 WARPS = 8
 TILES = (32, 64, 128)
@@ -67,21 +66,15 @@ def run(
             hint="prefill in smaller chunks",
         )
     meta = grouped_meta(shape, top_k, gated, tile, wgmma)
-    grid = (shape[0] // (32 * meta["W"] * meta["COUNT"]), tables.tiles.shape[0])
+    grid = (shape[0] // (32 * meta["W"]), tables.tiles.shape[0])
     grouped_experts[grid](*weights, x, out, tables.order, tables.tiles, picks, **meta)
 
 
 def grouped_meta(shape: tuple[int, int], top_k: int, gated: bool, tile: int, wgmma: bool) -> dict[str, Any]:
-    """Compile-time arguments of `grouped_experts`.
-
-    Shared memory holds 8 stages where `wgmma` is, 4 elsewhere. A down product is short: several of its groups share a
-    program, or its beginning and end, 7 µs, are a quarter of the time. A gated one is long, and has no memory for it.
-    """
-    groups = shape[0] // (32 * WARPS)
-    count = 1 if gated else next(n for n in (4, 3, 2, 1) if groups % n == 0)
+    """Compile-time arguments of `grouped_experts`; shared memory holds 8 stages where `wgmma` is, 4 elsewhere."""
     stages = 8 if wgmma else 4
-    options = {"N": shape[0], "K": shape[1], "TOPK": top_k, "W": WARPS, "BN": tile, "COUNT": count, "STAGES": stages}
-    return {**options, "GATED": gated, "WGMMA": wgmma, "FENCE": wgmma, "HALF": tile > TILES[0], "num_warps": WARPS}
+    options = {"N": shape[0], "K": shape[1], "TOPK": top_k, "W": WARPS, "BN": tile, "STAGES": stages}
+    return {**options, "GATED": gated, "WGMMA": wgmma, "FENCE": wgmma, "num_warps": WARPS}
 
 
 def _order_meta(width: int) -> dict[str, Any]:
@@ -101,6 +94,5 @@ def compile_cases() -> list[CompileCase]:
                     what = f"{shape[0]}x{shape[1]} tiles of {tile}{' gated' if gated else ''}"
                     name = f"grouped experts {what} {'wgmma' if wgmma else 'mma'}"
                     meta = grouped_meta(shape, 8, gated, tile, wgmma)
-                    stack = 0 if gated else 400  # between groups, outside the loop over K
-                    cases.append(CompileCase(name, grouped_experts, args, meta, (target,), stack))
+                    cases.append(CompileCase(name, grouped_experts, args, meta, targets=(target,)))
     return cases

@@ -12,8 +12,8 @@ from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.ops.experts import Experts, combine
 from dgpp_core.ops.kernels.experts_combine import combine_norm_rows, combine_rows
 from dgpp_core.ops.kernels.experts_generic import plain_experts
+from dgpp_core.ops.kernels.experts_grouped import fragment_order
 from dgpp_core.ops.kernels.experts_order import count_picks, place_picks
-from dgpp_core.ops.kernels.experts_rows import fragment_order
 from dgpp_core.ops.kernels.router_choice import choose_experts, plain_logits
 from dgpp_core.ops.router import Router, Routing
 
