@@ -141,8 +141,8 @@ def turn(
 ):
     """Multiply chunk ``2 slot + chunk``, decoded in ``a``, and decode the next.
 
-    Its copy and that of the next chunk have arrived after the wait, so one fence serves two chunks. The place that is copied to was read two chunks
-    ago: that product is finished, in every warp since the barrier behind the wait.
+    Its copy and that of the next chunk have arrived after the wait, so one fence serves two chunks. The place that is
+    copied to was read two chunks ago: that product is finished, in every warp since the barrier behind the wait.
     """
     number = 2 * slot + chunk
     async_copy.wait_group(STAGES - 4)
