@@ -1,17 +1,20 @@
-"""`response_format`: what the content of a reply is held to."""
+"""`response_format` and tools: what a reply is held to."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.server.held_calls import call_source
 from dgpp_core.server.parse import shorten
 from dgpp_core.server.requests import ChatRequest, JsonSchemaFormat
 from dgpp_core.server.served import Served
 from dgpp_core.text.grammar.schema import SchemaError, check_schema
 from dgpp_core.text.grammar.sources import ANY_OBJECT, GrammarError, json_value
 from dgpp_core.text.grammar.spec import Grammar, Start
+from dgpp_core.text.tools.rules import CallRules
 
 SCHEMA = "response_format.json_schema.schema"
 
@@ -45,7 +48,7 @@ def _of_schema(form: JsonSchemaFormat, served: Served) -> Any:
         return ANY_OBJECT
     try:
         checked = check_schema(form.schema)
-        try_source(json_value(checked), served)
+        served.try_source(json_value(checked))
     except (SchemaError, GrammarError) as error:
         path = f"{SCHEMA}.{error.path}" if isinstance(error, SchemaError) and error.path else SCHEMA
         why = error.why if isinstance(error, SchemaError) else str(error)
@@ -56,24 +59,28 @@ def _of_schema(form: JsonSchemaFormat, served: Served) -> Any:
     return checked
 
 
-def held_to(schema: Any, start: Start, served: Served) -> Grammar | None:
-    """The grammar of a reply whose content `held_schema` holds to ``schema``."""
-    if schema is None:
-        return None
-    opener, closer = served.text.reasoning or ("", "")
-    return Grammar(
-        source=json_value(schema), ends=served.text.defaults.eos_ids, start=start, opener=opener, closer=closer
-    )
+def held_to(schema: Any, calls: CallRules | None, start: Start, tools: Sequence[Any], served: Served) -> Grammar | None:
+    """The grammar of a reply, or None where nothing is asked of it.
 
-
-def try_source(source: str, served: Served) -> None:
-    """Whether the engine will be able to compile ``source``; it is killed where that takes too long.
+    Args:
+        schema: what `held_schema` holds its content to.
+        calls: which calls it may have.
+        tools: as the client wrote them, for messages.
 
     Raises:
-        GrammarError: it will not.
+        RequestError: 400, a tool asks for what cannot be kept.
     """
-    if served.trial is not None:
-        served.trial.check(source)
+    ends = served.text.defaults.eos_ids
+    source = json_value(schema) if schema is not None else None
+    if calls is not None and served.constrained:
+        source = call_source(calls, schema, tools, served)
+        if calls.required and served.text.tools is not None and served.text.tools.turn_end:
+            turn_end = served.text.tokenizer.id_of(served.text.tools.turn_end)
+            ends = tuple(end for end in ends if end == turn_end) or ends
+    if source is None:
+        return None
+    opener, closer = served.text.reasoning or ("", "")
+    return Grammar(source=source, ends=ends, start=start, opener=opener, closer=closer)
 
 
 def start_of(prompt: str, in_reasoning: bool, served: Served) -> Start:

@@ -61,7 +61,7 @@ def prepare_chat(body: bytes, served: Served) -> Job:
         n=n,
         in_reasoning=inside,
         splits_reasoning=True,
-        grammar=held_to(schema, start_of(prompt, inside, served), served),
+        grammar=held_to(schema, use.rules, start_of(prompt, inside, served), request.tools or (), served),
         calls=use.rules,
         obfuscate=request.stream_options is None or request.stream_options.include_obfuscation is not False,
         tier=request.service_tier is not None,

@@ -46,6 +46,15 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     constrained: bool = False
     trial: Trial | None = None
 
+    def try_source(self, source: str) -> None:
+        """Whether the engine will be able to compile a grammar.
+
+        Raises:
+            GrammarError: it will not, or not in time.
+        """
+        if self.trial is not None:
+            self.trial.check(source)
+
 
 def served_model(
     options: ServeOptions, text: TextStack, ready: Ready, created: int, trial: Trial | None = None

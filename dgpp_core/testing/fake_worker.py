@@ -80,6 +80,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         slots: requests that run at once.
         eos_id: what ends a reply of a request that names no end ids.
         vocab_size: 0 takes the tokenizer's.
+        constrained: says that replies are held to grammars, and writes the script all the same.
     """
 
     replies: tuple[FakeReply, ...] = (FakeReply(text="Red, yellow and blue."),)
@@ -92,6 +93,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     context_tokens: int = 4096
     vocab_size: int = 0
     eos_id: int = 0
+    constrained: bool = False
     fault: FakeFault | None = None
 
 
@@ -334,6 +336,7 @@ def main() -> None:
             context_tokens=script.context_tokens,
             position_ceiling=script.context_tokens,
             pool_tokens=script.context_tokens * script.slots,
+            constrained=script.constrained,
             row_exact=True,
             load_seconds=script.load_ms / 1e3,
             plan="",
