@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from datetime import datetime, time
+from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 
+import jsonschema
 import numpy as np
 
 from dgpp_core.text.grammar.formats import FORMATS
@@ -14,6 +18,41 @@ from dgpp_core.text.grammar.vocabulary import Vocabulary, allowed
 
 PATTERNS = ("^[a-z]{2,5}$", "^(foo|ba[rz])+$", "[0-9]", r"^\d{3}-\w*$", r"^[^a-c\s]{1,4}$", "x$")
 _CLOSERS = (b'"}', b'"', b"}", b"]", b"null", b"0", b"1", b",", b":")
+
+
+FORMATS_CHECKED = jsonschema.FormatChecker(["date", "email", "ipv4", "ipv6", "uuid"])
+
+
+def _is_date_time(value: object) -> bool:
+    return not isinstance(value, str) or datetime.fromisoformat(value).tzinfo is not None
+
+
+def _is_time(value: object) -> bool:
+    return not isinstance(value, str) or time.fromisoformat(value).tzinfo is not None
+
+
+FORMATS_CHECKED.checks("date-time", raises=ValueError)(_is_date_time)
+FORMATS_CHECKED.checks("time", raises=ValueError)(_is_time)
+
+
+def validate(schema: Any, text: bytes) -> None:
+    """Judge a JSON text by another implementation, with decimals in place of floats.
+
+    Raises:
+        jsonschema.ValidationError: it does not conform.
+        ValueError: it is no JSON.
+    """
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    value = json.loads(text.decode(), parse_float=_exact_number, parse_int=_exact_number)
+    with localcontext(prec=1000):
+        jsonschema.Draft202012Validator(exact, format_checker=FORMATS_CHECKED).validate(value)
+
+
+def _exact_number(text: str) -> Any:
+    try:
+        return int(text) if text.lstrip("-").isdigit() else Decimal(text)
+    except (InvalidOperation, ValueError):  # more digits than either takes
+        return float(text)
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:

