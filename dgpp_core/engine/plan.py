@@ -129,7 +129,7 @@ def make_plan(
         *weight_lines(table, world, device_kind, settings.bf16_weights),
         *(PlanLine(term.name, term.bytes, term.note, exact=True) for term in extra),
     ]
-    loading = loading_bytes(table, world, device_kind)
+    loading = loading_bytes(table, world, device_kind, settings.bf16_weights)
     widths = Widths.of(table, groups, config, world)
 
     def lines(capacity: int) -> list[PlanLine]:

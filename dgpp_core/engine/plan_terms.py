@@ -26,6 +26,9 @@ allocator counts too (x86-64, Python 3.11, 2026-11-29). cuda: a bound on a conte
 CONVERSION_BYTES = 32
 """Bytes a value that quantising a matrix at load takes: it in float32, and a few float32 steps of the encoder."""
 
+PACKING_BYTES = 256 * MIB
+"""What reordering a matrix takes at once on a GPU."""
+
 DECODING_BYTES = 24
 """The same of decoding one on a CPU: indices of eight bytes, and levels, scales and values in float32."""
 
@@ -72,19 +75,21 @@ def weight_lines(
         yield PlanLine(f"weights: {again.target} again", nbytes, f"in {again.storage}", exact=True)
 
 
-def loading_bytes(table: BindingTable, world: int, device: DeviceKind) -> int:
+def loading_bytes(table: BindingTable, world: int, device: DeviceKind, bf16_form: Bf16Form = "checkpoint") -> int:
     """What loading takes on the way and has given back before the first pool is allocated.
 
     cpu: a read buffer, and of the largest matrix: its float32 values, a probe of its shape and the probe's packed
     form. Of a stack the whole as it was read; of a quantised one `DECODING_BYTES` a value of a matrix.
-    cuda: two stored stacks, which an operation reorders together, beside what it makes of them; and
-    `CONVERSION_BYTES` a value of the largest matrix that is converted.
+    cuda: a resident form takes the place of the stored one, `PACKING_BYTES` at a time; `CONVERSION_BYTES` a value of
+    the largest matrix that is converted. A bf12 form is made beside the matrix.
     """
     held = parameters(table, world)
     if device == "cuda":
-        stacks = max((p.bytes(device) for p in held.values() if p.role == "linear"), default=0)
         converted = (b for p in held.values() for b in p.bindings if b.resident not in ("", b.storage))
-        return 2 * stacks + CONVERSION_BYTES * max((math.prod(cut_shape(b, world)) for b in converted), default=0)
+        recoding = CONVERSION_BYTES * max((math.prod(cut_shape(b, world)) for b in converted), default=0)
+        dense = (p for p in held.values() if p.role == "linear" and p.storage(device) == "dense")
+        beside = 0 if bf16_form == "checkpoint" else max((p.bytes(device) for p in dense), default=0)
+        return PACKING_BYTES + max(recoding, beside)
     sources = {source for source, _ in table.shared}
     packed = [p for name, p in held.items() if len(p.shape) >= 2 and (p.role == "linear" or name in sources)]
     return STAGING_BYTES + max(map(_packing_bytes, packed), default=0)

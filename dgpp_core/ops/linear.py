@@ -22,8 +22,8 @@ from dgpp_core.formats.codec import convert
 from dgpp_core.formats.matrix import Matrix
 
 ROW_TILE = 8
-_RECODED_ROWS = 1 << 13
-"""Rows that are recoded at once: a few hundred megabytes in float32."""
+_RECODED_ROWS = 1 << 11
+"""Rows that are recoded at once: tens of megabytes in float32."""
 _PROBE_ROWS = (1, 3, 8, 17, 64, 200)
 
 
@@ -137,7 +137,7 @@ def load_product(shard: Shard, target: str, matrix: Matrix) -> Product:
     from dgpp_core.ops.kernels.dense import CudaLinear
 
     def make() -> Mapping[str, Tensor]:
-        return CudaLinear(matrix, shard.device, target, shard.bf16_form).prepared()
+        return CudaLinear(matrix, shard.device, target, shard.bf16_form, consume=True).prepared()
 
     return CudaLinear.from_prepared(shard.weights.prepared(target, f"product {shard.bf16_form}", make))
 
@@ -188,8 +188,8 @@ def load_recoded(shard: Shard, target: str, storage: str) -> tuple[Linear, Linea
     def make() -> Mapping[str, Tensor]:
         form, device = shard.bf16_form, shard.device
         forms = {
-            "exact/": CudaLinear(matrix, device, target, form).prepared(),
-            "near/": CudaLinear(_recoded(matrix, storage), device, target).prepared(),
+            "near/": CudaLinear(_recoded(matrix, storage), device, target, consume=True).prepared(),
+            "exact/": CudaLinear(matrix, device, target, form, consume=True).prepared(),
         }
         return {kind + name: tensor for kind, made in forms.items() for name, tensor in made.items()}
 

@@ -52,7 +52,7 @@ class GateUp:
         from dgpp_core.ops.kernels.dense import CudaGateUp
 
         def make() -> Mapping[str, Tensor]:
-            return CudaGateUp(matrix, shard.device, target).prepared()
+            return CudaGateUp(matrix, shard.device, target, consume=True).prepared()
 
         return cls(matrix, CudaGateUp.from_prepared(shard.weights.prepared(target, "gate and up", make)))
 

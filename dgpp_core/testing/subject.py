@@ -56,6 +56,7 @@ class Subject:
         judge: Judge | None = None,
     ) -> None:
         kind: DeviceKind = "cpu" if device.type == "cpu" else "cuda"
+        settings = settings.on_device(gpu=kind == "cuda")
         self.compiles, self.device, self.settings = CompileCounter(), device, settings
         if kind == "cuda":
             self.compiles.install()

@@ -193,3 +193,14 @@ def test_a_stored_matrix_of_an_odd_shape_is_dequantised() -> None:
     packed = prepare(matrix, CPU)
     assert isinstance(packed, PlainWeight)
     assert torch.equal(packed.weight, matrix.dequantise())
+
+
+def test_a_consumed_matrix_becomes_its_resident_form_in_place() -> None:
+    matrix, weight = nvfp4(), torch.randn(ROWS, COLUMNS).bfloat16()
+    want = pack_nvfp4(matrix, CPU, "w"), pack_bf16(weight, CPU)
+    got = pack_nvfp4(matrix, CPU, "w", consume=True), pack_bf16(weight, CPU, consume=True)
+    for one, other in zip(want, got, strict=True):
+        assert all(torch.equal(getattr(one, f), getattr(other, f)) for f in one.__struct_fields__)
+    assert got[0].codes.data_ptr() == matrix.codes.data_ptr()
+    assert got[0].scales.data_ptr() == matrix.scales.data_ptr()
+    assert got[1].words.data_ptr() == weight.data_ptr()

@@ -43,15 +43,21 @@ class CudaLinear:
         device: where the weight is kept, in a form of its own.
         name: what errors call the matrix.
         bf16_form: ``bf12`` keeps a BF16 matrix in 12 bits a weight, with the same results to the bit.
+        consume: the matrix may be overwritten, so that its resident form can take its place.
 
     Raises:
         CheckpointError: the matrix holds values no sound checkpoint has.
     """
 
     def __init__(
-        self, matrix: Tensor | Matrix, device: torch.device, name: str = "", bf16_form: Bf16Form = "bf16"
+        self,
+        matrix: Tensor | Matrix,
+        device: torch.device,
+        name: str = "",
+        bf16_form: Bf16Form = "bf16",
+        consume: bool = False,
     ) -> None:
-        self._take(prepare(matrix, device, name, bf16_form))
+        self._take(prepare(matrix, device, name, bf16_form, consume))
 
     @classmethod
     def from_prepared(cls, tensors: Mapping[str, Tensor]) -> Self:

@@ -174,16 +174,23 @@ class CudaExperts:
 
 
 def prepare_part(
-    part: Part, gate_up: Matrix, down: Matrix, entries: int, device: torch.device, name: str = "experts"
+    part: Part,
+    gate_up: Matrix,
+    down: Matrix,
+    entries: int,
+    device: torch.device,
+    name: str = "experts",
+    consume: bool = False,
 ) -> dict[str, Tensor]:
     """The resident tensors of one of the two stacks; their form is decided by both.
 
     Args:
         name: what errors call the layer's experts.
+        consume: the stack may be overwritten, so that its resident form can take its place.
     """
     matrix = gate_up if part == "gate_up" else down
     if fits_fragments(gate_up, down, entries) and isinstance(matrix, Nvfp4Matrix):
-        packed = pack_nvfp4(matrix, device, f"{name}.{part}")
+        packed = pack_nvfp4(matrix, device, f"{name}.{part}", consume)
         made = {"codes": packed.codes, "scales": packed.scales, "multipliers": packed.multipliers}
     else:
         weight, multipliers = experts_generic.row_major(matrix, entries, torch.bfloat16, device)

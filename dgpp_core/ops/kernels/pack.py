@@ -58,28 +58,41 @@ def row_chunks(rows: int, columns: int, most: int = CHUNK) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def pack_bf16(weight: Tensor, device: torch.device) -> PackedBf16:
-    """bfloat16 ``[N, K]``, N a multiple of 16 and K of 128, in fragment order on ``device``."""
+def _room(stored: Tensor, shape: tuple[int, ...], device: torch.device, consume: bool) -> Tensor:
+    """int32 ``shape`` on ``device``, new, or the memory of ``stored`` itself: a row tile has the same place in both."""
+    if consume and stored.device.type == device.type and stored.is_contiguous():
+        return stored.flatten().view(torch.uint8).view(torch.int32).view(shape)
+    return torch.empty(shape, dtype=torch.int32, device=device)
+
+
+def pack_bf16(weight: Tensor, device: torch.device, consume: bool = False) -> PackedBf16:
+    """bfloat16 ``[N, K]``, N a multiple of 16 and K of 128, in fragment order on ``device``.
+
+    Args:
+        consume: the weight may be overwritten, so that packing takes no second copy of it.
+    """
     rows, columns = weight.shape
-    words = torch.empty(rows // 16, columns // 64, 2, 2, 32, 4, dtype=torch.int32, device=device)
+    words = _room(weight, (rows // 16, columns // 64, 2, 2, 32, 4), device, consume)
     target = words.view(torch.bfloat16).view(rows // 16, columns // 64, 2, 2, 8, 4, 8)
     for part in row_chunks(rows, columns):
-        tiles = weight[part].to(device).view(-1, 2, 8, columns // 64, 4, 2, 8)  # tile r g c q jj k
+        tiles = weight[part].to(device, copy=consume).view(-1, 2, 8, columns // 64, 4, 2, 8)  # tile r g c q jj k
         target[part.start // 16 : part.stop // 16].copy_(tiles.permute(0, 3, 1, 5, 2, 4, 6))
     return PackedBf16(words)
 
 
-def pack_fp8(matrix: Fp8BlockMatrix, device: torch.device, name: str) -> PackedFp8:
+def pack_fp8(matrix: Fp8BlockMatrix, device: torch.device, name: str, consume: bool = False) -> PackedFp8:
     """An FP8 matrix whose blocks are multiples of 16 rows and 128 columns, in fragment order on ``device``.
+
+    ``consume`` as in `pack_bf16`.
 
     Raises:
         CheckpointError: a weight is NaN.
     """
     rows, columns = matrix.shape
-    words = torch.empty(rows // 16, columns // 64, 2, 32, 4, dtype=torch.int32, device=device)
+    words = _room(matrix.codes, (rows // 16, columns // 64, 2, 32, 4), device, consume)
     target = words.view(torch.uint8).view(rows // 16, columns // 64, 2, 8, 4, 16)
     for part in row_chunks(rows, columns):
-        codes = matrix.codes[part].view(torch.uint8).to(device)
+        codes = matrix.codes[part].view(torch.uint8).to(device, copy=consume)
         _refuse(bool(((codes & 0x7F) == 0x7F).any()), "an FP8 matrix has weights that are not numbers", name)
         tiles = codes.view(-1, 2, 8, columns // 64, 4, 16)  # tile r g c q k
         target[part.start // 16 : part.stop // 16].copy_(tiles.permute(0, 3, 1, 2, 4, 5))
@@ -88,17 +101,18 @@ def pack_fp8(matrix: Fp8BlockMatrix, device: torch.device, name: str) -> PackedF
     return PackedFp8(words, matrix.scales[tile][:, slot].to(device).contiguous())
 
 
-def pack_nvfp4(matrix: Nvfp4Matrix, device: torch.device, name: str) -> PackedNvfp4:
+def pack_nvfp4(matrix: Nvfp4Matrix, device: torch.device, name: str, consume: bool = False) -> PackedNvfp4:
     """An NVFP4 matrix whose global scales cover whole row tiles, in fragment order on ``device``.
 
-    A scale becomes an 8-bit code without subnormals; under a scale of zero all codes become zero.
+    A scale becomes an 8-bit code without subnormals; under a scale of zero all codes become zero. ``consume`` as in
+    `pack_bf16`.
 
     Raises:
         CheckpointError: a scale is negative or NaN.
     """
     rows, columns = matrix.shape
-    codes = torch.empty(rows // 16, columns // 64, 32, 4, dtype=torch.int32, device=device)
-    scales = torch.empty(rows // 16, columns // 128, 32, dtype=torch.int32, device=device)
+    codes = _room(matrix.codes, (rows // 16, columns // 64, 32, 4), device, consume)
+    scales = _room(matrix.scales, (rows // 16, columns // 128, 32), device, consume)
     table = scattered_codes().to(device)
     recode = scale_codes().to(device)
     for part in row_chunks(rows, columns):

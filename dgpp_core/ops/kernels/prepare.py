@@ -61,12 +61,19 @@ def shape_of(packed: Packed) -> tuple[int, int]:
     return first.shape[0] * 16, first.shape[1] * 64
 
 
-def prepare(matrix: Tensor | Matrix, device: torch.device, name: str = "", bf16_form: Bf16Form = "bf16") -> Packed:
+def prepare(
+    matrix: Tensor | Matrix,
+    device: torch.device,
+    name: str = "",
+    bf16_form: Bf16Form = "bf16",
+    consume: bool = False,
+) -> Packed:
     """The resident form of ``matrix`` on ``device``, decided by its format and shape alone.
 
     Args:
         name: what an error calls the matrix.
         bf16_form: bf12 keeps BF16 matrices in 12 bits a weight, where few enough weights are outside its window.
+        consume: the matrix may be overwritten, so that its resident form can take its place.
 
     Raises:
         CheckpointError: values that the form cannot hold and that no sound checkpoint has.
@@ -76,11 +83,11 @@ def prepare(matrix: Tensor | Matrix, device: torch.device, name: str = "", bf16_
     rows, columns = matrix.shape
     if isinstance(matrix, DenseMatrix) and matrix.weight.dtype == torch.bfloat16 and plan("bf16", rows, columns):
         found = pack_bf12(matrix.weight, device) if bf16_form == "bf12" else None
-        return found or pack_bf16(matrix.weight, device)
+        return found or pack_bf16(matrix.weight, device, consume)
     if isinstance(matrix, Nvfp4Matrix) and plan("nvfp4", rows, columns) and matrix.segment % 16 == 0:
-        return pack_nvfp4(matrix, device, name)
+        return pack_nvfp4(matrix, device, name, consume)
     if isinstance(matrix, Fp8BlockMatrix) and plan("fp8", rows, columns) and _whole_blocks(matrix):
-        return pack_fp8(matrix, device, name)
+        return pack_fp8(matrix, device, name, consume)
     dense = matrix.weight if isinstance(matrix, DenseMatrix) else matrix.to(device).dequantise()
     return PlainWeight(dense.to(device).contiguous())
 
