@@ -71,16 +71,26 @@ def held_to(schema: Any, calls: CallRules | None, start: Start, tools: Sequence[
         RequestError: 400, a tool asks for what cannot be kept.
     """
     ends = served.text.defaults.eos_ids
+    barred: tuple[int, ...] = ()
     source = json_value(schema) if schema is not None else None
     if calls is not None and served.constrained:
         source = call_source(calls, schema, tools, served)
-        if calls.required and served.text.tools is not None and served.text.tools.turn_end:
-            turn_end = served.text.tokenizer.id_of(served.text.tools.turn_end)
-            ends = tuple(end for end in ends if end == turn_end) or ends
+        ends, barred = _ends_and_barred(calls, served)
     if source is None:
         return None
     opener, closer = served.text.reasoning or ("", "")
-    return Grammar(source=source, ends=ends, start=start, opener=opener, closer=closer)
+    return Grammar(source=source, ends=ends, start=start, opener=opener, closer=closer, barred=barred)
+
+
+def _ends_and_barred(calls: CallRules, served: Served) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What ends a turn of calls, and what must not come inside reasoning: a call would be read as its end."""
+    ends, dialect, id_of = served.text.defaults.eos_ids, served.text.tools, served.text.tokenizer.id_of
+    assert dialect is not None, "rules come from a dialect"
+    if calls.required and dialect.turn_end is not None:
+        turn_end = id_of(dialect.turn_end)
+        ends = tuple(end for end in ends if end == turn_end) or ends
+    opener = id_of(dialect.markers[0])
+    return ends, () if opener is None else (opener,)
 
 
 def start_of(prompt: str, in_reasoning: bool, served: Served) -> Start:

@@ -96,7 +96,8 @@ class Matcher:
         """Write the mask; returns why there is none, if so."""
         ends, place = self._grammar.ends, self._place
         if place.seen >= 0:
-            row[:] = self._vocabulary.while_reasoning(self._grammar.closer, place.seen, ends)
+            barred = (*ends, *self._grammar.barred)
+            row[:] = self._vocabulary.while_reasoning(self._grammar.closer, place.seen, barred)
             return ""
         if not place.ended:
             self._parser.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)

@@ -20,6 +20,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
         start: where the reply begins; the grammar starts with the content.
         opener: text that opens reasoning; only looked at for ``either``.
         closer: text that closes reasoning.
+        barred: ids that reasoning has none of, beside the ends: those that open a call.
     """
 
     source: str
@@ -27,6 +28,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     start: Start = "content"
     opener: str = ""
     closer: str = ""
+    barred: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:

@@ -86,8 +86,8 @@ class Vocabulary:
         piece = self.pieces[token] if 0 <= token < self.width else b""
         return piece if piece == closer or token not in self.silent else b""
 
-    def while_reasoning(self, closer: str, seen: int, ends: Sequence[int]) -> Words:
-        """The mask inside reasoning: everything but the ends and tokens that would close it and go on in one.
+    def while_reasoning(self, closer: str, seen: int, barred: Sequence[int]) -> Words:
+        """The mask inside reasoning: everything but ``barred`` and tokens that would close it and go on in one.
 
         Args:
             seen: bytes of ``closer`` that the reply has come to last.
@@ -102,7 +102,7 @@ class Vocabulary:
                     clear(mask, token)
             self._reasoning[key] = mask
         mask = self._reasoning[key].copy()
-        for token in ends:
+        for token in barred:
             clear(mask, token)
         return mask
 

@@ -123,6 +123,15 @@ def test_the_grammar_starts_where_reasoning_ends_however_it_is_spelled(
     assert ord("x") not in ids(matcher.masks()[0])
 
 
+def test_reasoning_has_no_calls(vocabulary: Vocabulary) -> None:
+    source = f'%llguidance {{"no_forcing": true}}\nstart: <[{CALL}]> "ab"'
+    grammar = Grammar(source=source, ends=(END,), start="reasoning", closer="</think>", barred=(CALL,))
+    matcher = Matcher(grammar, vocabulary, vocabulary.parser(source))
+    assert {CALL, END}.isdisjoint(ids(matcher.masks()[0]))
+    matcher.take([END_THINK])
+    assert ids(matcher.masks()[0]) == {CALL}
+
+
 def test_no_token_closes_reasoning_and_goes_on(vocabulary: Vocabulary) -> None:
     matcher = make(vocabulary, sources.json_object(), start="reasoning")
     joined = PIECES.index(b"nk>x")
