@@ -11,11 +11,11 @@ import msgspec
 from litestar.types import Receive, Scope, Send
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.server.blocks import Collected, collect
 from dgpp_core.server.generation import Event, Usage
 from dgpp_core.server.job import Job
-from dgpp_core.server.replies import Collected, Head, collect
+from dgpp_core.server.replies import Head
 from dgpp_core.server.service import Exchange
-from dgpp_core.server.sse import DONE, KEEP_ALIVE, error_event
 from dgpp_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger("dgpp.server")
@@ -25,14 +25,28 @@ WholeBody = Callable[[Head, Job, Sequence[Collected], Usage, Tokenizer], msgspec
 
 
 class Encoder(Protocol):
-    """Events to bytes of a stream."""
+    """Events to bytes of a stream.
 
-    def encode(self, events: Sequence[Event]) -> bytes:
-        """Chunks for ``events``."""
+    Attributes:
+        keep_alive: what is sent in a silence.
+    """
+
+    keep_alive: bytes
+
+    def begin(self) -> bytes:
+        """What is sent with the headers."""
         ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """The usage chunk."""
+    def encode(self, events: Sequence[Event]) -> bytes:
+        """``events`` as clients read them."""
+        ...
+
+    def end(self, usage: Usage) -> bytes:
+        """The end of a stream whose choices are complete."""
+        ...
+
+    def fail(self, error: RequestError) -> bytes:
+        """The end of a stream that cannot go on."""
         ...
 
 
@@ -53,22 +67,23 @@ class EventStream:
         headers = [
             (b"content-type", b"text/event-stream"),
             (b"cache-control", b"no-cache"),
-            (b"x-request-id", self._exchange.head.id.encode()),
+            *((name.encode(), value.encode()) for name, value in request_ids(self._exchange).items()),
         ]
+        encoder = self._encoder
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
+            if begin := encoder.begin():
+                await _body(send, begin)
             async for batch in self._exchange.batches():
-                await _body(send, self._encoder.encode(batch) if batch else KEEP_ALIVE)
+                await _body(send, encoder.encode(batch) if batch else encoder.keep_alive)
         except RequestError as error:
-            await _body(send, error_event(error), more=False)
+            await _body(send, encoder.fail(error), more=False)
             return
         except Exception as error:  # the status is out already: a cut stream would not say that it is one
             log.error("the stream %s failed", self._exchange.head.id, exc_info=error)
-            await _body(send, error_event(internal_error()), more=False)
+            await _body(send, encoder.fail(internal_error()), more=False)
             return
-        generation = self._exchange.generation
-        tail = self._encoder.usage(generation.usage) if generation.job.include_usage else b""
-        await _body(send, tail + DONE, more=False)
+        await _body(send, encoder.end(self._exchange.generation.usage), more=False)
 
 
 async def _body(send: Send, body: bytes, *, more: bool = True) -> None:
@@ -94,6 +109,11 @@ async def whole_body(exchange: Exchange, body: WholeBody, tokenizer: Tokenizer, 
 
 async def _gather(exchange: Exchange) -> list[Event]:
     return [event async for batch in exchange.batches() for event in batch]
+
+
+def request_ids(exchange: Exchange) -> dict[str, str]:
+    """The headers that name an exchange: OpenAI's clients read the first, Anthropic's the second."""
+    return {"x-request-id": exchange.head.id, "request-id": exchange.head.id}
 
 
 def internal_error() -> RequestError:

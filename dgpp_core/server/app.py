@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
-from litestar import Litestar, Request, Response, get, post
+from litestar import Litestar, Response, get, post
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from dgpp_core.api.errors import RequestError
-from dgpp_core.server.answer import Encoder, EventStream, WholeBody, internal_error, whole_body
-from dgpp_core.server.job import Job, model_not_found
+from dgpp_core.server.answer import internal_error
+from dgpp_core.server.job import model_not_found
 from dgpp_core.server.metrics import OPENMETRICS_TYPE, PROMETHEUS_TYPE, json_metrics, prometheus_text
 from dgpp_core.server.models import ModelList, health, model_object
 from dgpp_core.server.openapi import document
-from dgpp_core.server.prepare import Prepare, prepare_chat, prepare_completion
-from dgpp_core.server.replies import Head, chat_completion, completion, error_body
+from dgpp_core.server.prepare import prepare_chat, prepare_completion
+from dgpp_core.server.replies import chat_completion, completion, error_body
+from dgpp_core.server.routes import Incoming, Route, generate, json_answer, service_of
 from dgpp_core.server.service import Service
 from dgpp_core.server.sse import ChatStream, CompletionStream
-from dgpp_core.text.tokenizer import Tokenizer
 
 log = logging.getLogger("dgpp.server")
 
-Incoming = Request[Any, Any, State]
-
-
-class Route(msgspec.Struct, frozen=True, eq=False):
-    """What makes a generation route its own: the rest is shared."""
-
-    kind: Literal["chatcmpl", "cmpl"]
-    prepare: Prepare
-    stream: Callable[[Head, Job, Tokenizer, Callable[[int], bytes]], Encoder]
-    whole: WholeBody
-
-
-CHAT = Route("chatcmpl", prepare_chat, ChatStream, chat_completion)
-COMPLETION = Route("cmpl", prepare_completion, CompletionStream, completion)
+CHAT = Route("chatcmpl-", prepare_chat, ChatStream, chat_completion)
+COMPLETION = Route("cmpl-", prepare_completion, CompletionStream, completion)
 
 
 def create_app(service: Service, *, routes: Sequence[Any] = ()) -> Litestar:
@@ -56,83 +44,62 @@ def create_app(service: Service, *, routes: Sequence[Any] = ()) -> Litestar:
     )
 
 
-def _service(request: Incoming) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
 @post("/v1/chat/completions", status_code=200)
 async def chat(request: Incoming) -> ASGIApp:
     """Answer a conversation."""
-    return await _generate(request, CHAT)
+    return await generate(request, CHAT)
 
 
 @post("/v1/completions", status_code=200)
 async def completions(request: Incoming) -> ASGIApp:
     """Continue a text."""
-    return await _generate(request, COMPLETION)
-
-
-async def _generate(request: Incoming, route: Route) -> ASGIApp:
-    service = _service(request)
-    job = await service.prepare(route.prepare, await request.body())
-    exchange = service.begin(job, route.kind)
-    tokenizer = service.served.text.tokenizer
-    if job.stream:
-        encoder = route.stream(exchange.head, job, tokenizer, service.outside.random_bytes)
-        return EventStream(exchange, encoder)
-    body = await whole_body(exchange, route.whole, tokenizer, request.receive)
-    return _json(body or b"", headers={"x-request-id": exchange.head.id})
+    return await generate(request, COMPLETION)
 
 
 @get("/v1/models")
 async def list_models(request: Incoming) -> ASGIApp:
     """List what is served."""
-    return _json(msgspec.json.encode(ModelList(data=(model_object(_service(request).served),))))
+    return json_answer(msgspec.json.encode(ModelList(data=(model_object(service_of(request).served),))))
 
 
 @get("/v1/models/{model_id:path}")
 async def get_model(request: Incoming) -> ASGIApp:
     """Describe the served model."""
-    served = _service(request).served
+    served = service_of(request).served
     wanted = str(request.path_params["model_id"]).removeprefix("/")
     if wanted != served.options.served_id:
         raise model_not_found(wanted, served)
-    return _json(msgspec.json.encode(model_object(served)))
+    return json_answer(msgspec.json.encode(model_object(served)))
 
 
 @get("/health")
 async def get_health(request: Incoming) -> ASGIApp:
     """Tell whether requests can be served: 503 once the engine has failed."""
-    service = _service(request)
+    service = service_of(request)
     found = health(service.served, service.client)
-    return _json(msgspec.json.encode(found), status=200 if found.status == "ok" else 503)
+    return json_answer(msgspec.json.encode(found), status=200 if found.status == "ok" else 503)
 
 
 @get(["/metrics", "/v1/metrics"])
 async def get_metrics(request: Incoming) -> ASGIApp:
     """Count what happens: JSON, or the Prometheus text form where the client asks for text."""
-    service = _service(request)
+    service = service_of(request)
     accept = request.headers.get("accept", "")
     if "openmetrics" in accept or "text/plain" in accept:
         openmetrics = "openmetrics" in accept
         media_type = OPENMETRICS_TYPE if openmetrics else PROMETHEUS_TYPE
         return ASGIResponse(body=prometheus_text(service, openmetrics=openmetrics), media_type=media_type)
-    return _json(msgspec.json.encode(json_metrics(service)))
+    return json_answer(msgspec.json.encode(json_metrics(service)))
 
 
 @get("/openapi.json")
 async def get_openapi() -> ASGIApp:
     """Describe this API."""
-    return _json(document())
-
-
-def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> ASGIResponse:
-    return ASGIResponse(body=body, status_code=status, media_type="application/json", headers=headers)
+    return json_answer(document())
 
 
 def _on_request_error(request: Incoming, error: RequestError) -> Response[bytes]:
-    counters = _service(request).counters
+    counters = service_of(request).counters
     counters.rejected += error.status < 500
     log.info("%s %s status=%d code=%s: %s", request.method, request.url.path, error.status, error.code, error.what)
     headers = {"retry-after": "1"} if error.code == "overloaded" else {}
@@ -146,7 +113,7 @@ def _on_http(request: Incoming, error: HTTPException) -> Response[bytes]:
     elif status == 405:
         found = RequestError(f"{path} does not take {request.method}", status=405)
     elif status == 413:
-        limit = _service(request).served.options.http.max_body_bytes
+        limit = service_of(request).served.options.http.max_body_bytes
         found = RequestError(
             f"the request body is larger than http.max_body_bytes ({limit})", status=413, code="request_too_large"
         )

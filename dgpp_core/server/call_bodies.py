@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from dgpp_core.server.generation import CallArguments, CallStart
@@ -42,9 +40,8 @@ class CustomCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 ToolCall = FunctionCall | CustomCall
 
 
-def call_body(start: CallStart, pieces: Sequence[str]) -> ToolCall:
-    """A call in one piece."""
-    text = "".join(pieces)
+def call_body(start: CallStart, text: str) -> ToolCall:
+    """A call in one piece; ``text`` is its arguments or its input."""
     if start.custom:
         return CustomCall(id=start.id, custom=CalledCustom(name=start.name, input=text))
     return FunctionCall(id=start.id, function=CalledFunction(name=start.name, arguments=text))

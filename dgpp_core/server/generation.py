@@ -55,10 +55,11 @@ class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """A choice is complete, for the reason that clients are told."""
+    """A choice is complete, for the reason that clients are told; ``stop`` is the stop string that ended it, if any."""
 
     index: int
     reason: str
+    stop: str = ""
 
 
 Event = Piece | CallStart | CallArguments | Finish
@@ -120,7 +121,7 @@ class Choice:
             raise RequestError(f"the engine gave up this request: {ending.error}", status=503, code="engine_failure")
         if ending.reason == "cancelled":
             raise shutting_down()
-        return [*events, Finish(self.index, self._reason(ending))]
+        return [*events, Finish(self.index, self._reason(ending), self.parser.stop_string)]
 
     def _reason(self, ending: Ending) -> str:
         if self.parser.stopped or ending.reason == "stop":

@@ -46,6 +46,15 @@ def prepare_chat(body: bytes, served: Served) -> Job:
     check_stream_options(raw)
     request = read_fields(raw, ChatRequest)
     _check_extras(request)
+    return chat_job(request, served)
+
+
+def chat_job(request: ChatRequest, served: Served) -> Job:
+    """The job of a chat request whose fields are checked one by one: every dialect of conversations ends up here.
+
+    Raises:
+        RequestError: whatever is wrong with it.
+    """
     limit = _token_limit(request)
     logprobs = _chat_logprobs(request)
     n = _choices(request, served)
@@ -67,6 +76,16 @@ def prepare_chat(body: bytes, served: Served) -> Job:
         tier=request.service_tier is not None,
         metadata=request.metadata,
     )
+
+
+def chat_tokens(request: ChatRequest, served: Served) -> list[int]:
+    """The prompt of ``request``.
+
+    Raises:
+        RequestError: it has none.
+    """
+    use = read_tools(request, served.text.tools, constrained=served.constrained)
+    return served.text.tokenizer.encode(_render(request, use, served))
 
 
 def prepare_completion(body: bytes, served: Served) -> Job:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.server.blocks import Collected
 from dgpp_core.server.call_bodies import ToolCall, call_body
-from dgpp_core.server.generation import CallArguments, CallStart, Event, Finish, TokenEntry, Usage
+from dgpp_core.server.generation import TokenEntry, Usage
 from dgpp_core.server.job import Job
 from dgpp_core.text.tokenizer import Tokenizer
 
@@ -98,16 +99,21 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat reply in one piece."""
+class WholeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reply in one piece says of itself."""
 
     id: str
-    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     system_fingerprint: None = None
-    choices: tuple[ChatChoice, ...]
     usage: UsageBody
+
+
+class ChatCompletion(WholeReply, frozen=True, kw_only=True):
+    """A chat reply in one piece."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: tuple[ChatChoice, ...]
     service_tier: Literal["default"] | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
 
@@ -130,16 +136,11 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(WholeReply, frozen=True, kw_only=True):
     """A legacy completion in one piece."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: None = None
     choices: tuple[CompletionChoice, ...]
-    usage: UsageBody
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,39 +206,6 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-class Collected:
-    """The events of one choice, put together."""
-
-    def __init__(self) -> None:
-        self.content = ""
-        self.reasoning = ""
-        self.entries: list[TokenEntry] = []
-        self.calls: list[tuple[CallStart, list[str]]] = []
-        self.finish_reason: Any = None
-
-    def add(self, event: Event) -> None:
-        """Take the next event of this choice."""
-        if isinstance(event, Finish):
-            self.finish_reason = event.reason
-        elif isinstance(event, CallStart):
-            self.calls.append((event, []))
-        elif isinstance(event, CallArguments):
-            self.calls[event.call][1].append(event.text)
-        elif event.reasoning:
-            self.reasoning += event.text
-        else:
-            self.content += event.text
-            self.entries += event.entries
-
-
-def collect(events: Iterable[Event], count: int) -> list[Collected]:
-    """The ``count`` choices that ``events`` make."""
-    choices = [Collected() for _ in range(count)]
-    for event in events:
-        choices[event.index].add(event)
-    return choices
-
-
 def chat_completion(
     head: Head, job: Job, choices: Sequence[Collected], usage: Usage, tokenizer: Tokenizer
 ) -> ChatCompletion:
@@ -262,7 +230,7 @@ def chat_completion(
 
 
 def _message(choice: Collected) -> Message:
-    calls = tuple(call_body(start, pieces) for start, pieces in choice.calls)
+    calls = tuple(call_body(start, text) for start, text in choice.calls)
     return Message(
         content=choice.content or (None if calls else ""),
         reasoning_content=choice.reasoning or UNSET,

@@ -48,14 +48,12 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that both generation routes share. Unknown fields are ignored."""
+class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that all generation routes share, whatever their dialect. Unknown fields are ignored."""
 
     model: Annotated[str, Meta(description="The served model's id.")]
-    max_tokens: TokenLimit | None = None
     ignore_eos: bool = False
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     sse_ping_interval: Interval | msgspec.UnsetType = msgspec.UNSET
     prefix_cache: bool = True
     temperature: Annotated[float, Meta(ge=0, le=2, description="0 is exact greedy.")] | None = None
@@ -66,8 +64,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: NonEmpty | Stops | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+
+
+class GenerationRequest(SamplingRequest, frozen=True, kw_only=True):
+    """Fields that chat and legacy completions share."""
+
+    max_tokens: TokenLimit | None = None
+    stream_options: StreamOptions | None = None
+    stop: NonEmpty | Stops | None = None
     user: str | None = None
 
 

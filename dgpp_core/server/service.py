@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -16,7 +16,6 @@ from dgpp_core.server.counters import Counters
 from dgpp_core.server.engine_client import EngineClient
 from dgpp_core.server.generation import CallStart, Event, Finish, Generation
 from dgpp_core.server.job import Job
-from dgpp_core.server.prepare import Prepare
 from dgpp_core.server.replies import Head
 from dgpp_core.server.served import Served
 
@@ -27,6 +26,8 @@ HELD_THREADS = 8
 """Requests whose grammar is being tried; other requests do not wait for them."""
 
 log = logging.getLogger("dgpp.request")
+
+Prepared = TypeVar("Prepared")
 
 
 class Outside(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -56,22 +57,22 @@ class Service:
         self.counters = Counters(self.registry, served.options.served_id)
         self._beside = ThreadPoolExecutor(HELD_THREADS, "held")
 
-    async def prepare(self, prepare: Prepare, body: bytes) -> Job:
-        """The job in ``body``.
+    async def prepare(self, prepare: Callable[[bytes, Served], Prepared], body: bytes) -> Prepared:
+        """What ``prepare`` makes of ``body``.
 
         Raises:
             RequestError: it cannot be served.
         """
         # A grammar may take seconds until it is given up. An escape may spell the names of the fields with one.
-        held = self.served.constrained and any(word in body for word in (b"response_format", b"tools", b"\\u"))
+        held = self.served.constrained and any(word in body for word in (b"format", b"tools", b"\\u"))
         if len(body) <= THREAD_BYTES and not held:
             return prepare(body, self.served)
         if held:
             return await asyncio.get_running_loop().run_in_executor(self._beside, prepare, body, self.served)
         return await asyncio.to_thread(prepare, body, self.served)
 
-    def begin(self, job: Job, kind: Literal["chatcmpl", "cmpl"]) -> Exchange:
-        """Hand the job to the engine.
+    def begin(self, job: Job, prefix: str) -> Exchange:
+        """Hand the job to the engine; the reply's id begins with ``prefix``.
 
         Raises:
             RequestError: 503, the engine takes no requests now.
@@ -84,7 +85,7 @@ class Service:
             self.counters.failed += error.code == "engine_failure"
             raise
         head = Head(
-            id=f"{kind}-{self.outside.random_bytes(8).hex()}",
+            id=f"{prefix}{self.outside.random_bytes(8).hex()}",
             created=int(self.outside.time()),
             model=self.served.options.served_id,
         )

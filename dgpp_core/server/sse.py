@@ -29,7 +29,45 @@ def error_event(error: RequestError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n" + DONE
 
 
-class ChatStream:
+def padding(length: int, random_bytes: Callable[[int], bytes]) -> bytes:
+    """The last member of an event of ``length`` bytes, which hides how long it is."""
+    length += len(b',"obfuscation":""')
+    letters = random_bytes(PADDING_MIN + -(length + PADDING_MIN) % PADDING_UNIT).translate(_TO_ALPHABET)
+    return b',"obfuscation":"%b"' % letters
+
+
+class _Chunks:
+    """What chat and legacy chunks have in common: their first and last members, and the end of the stream."""
+
+    keep_alive = KEEP_ALIVE
+
+    def __init__(self, kind: str, head: Head, job: Job, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._front = (
+            b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":null,"choices":['
+            % (_json(head.id), _json(kind), head.created, _json(head.model))
+        )  # fmt: skip
+        self._tier = b',"service_tier":"default"' if job.tier else b""
+        self._include_usage = job.include_usage
+        self._back = b"}]" + (b',"usage":null' if job.include_usage else b"") + self._tier
+        self._logprobs = job.logprobs >= 0
+
+    def begin(self) -> bytes:
+        """Nothing is said before there is output."""
+        return b""
+
+    def end(self, usage: Usage) -> bytes:
+        """The usage chunk if it is wanted, which has no choices and no padding, and the end."""
+        if not self._include_usage:
+            return DONE
+        return self._front + b'],"usage":' + _json(usage_body(usage)) + self._tier + b"}\n\n" + DONE
+
+    def fail(self, error: RequestError) -> bytes:
+        """The error as one more event, and the end."""
+        return error_event(error)
+
+
+class ChatStream(_Chunks):
     """Encodes the events of a chat reply.
 
     Args:
@@ -37,14 +75,9 @@ class ChatStream:
     """
 
     def __init__(self, head: Head, job: Job, tokenizer: Tokenizer, random_bytes: Callable[[int], bytes]) -> None:
-        self._tokenizer = tokenizer
+        super().__init__("chat.completion.chunk", head, job, tokenizer)
         self._random_bytes = random_bytes
         self._obfuscate = job.obfuscate
-        self._front = _front(head, "chat.completion.chunk")
-        tier = b',"service_tier":"default"' if job.tier else b""
-        self._tier = tier
-        self._back = b"}]" + (b',"usage":null' if job.include_usage else b"") + tier
-        self._logprobs = job.logprobs >= 0
         self._opened = [False] * job.n
 
     def encode(self, events: Sequence[Event]) -> bytes:
@@ -76,24 +109,15 @@ class ChatStream:
         )  # fmt: skip
         if not self._obfuscate:
             return body + b"}\n\n"
-        length = len(body) + len(b',"obfuscation":""}\n\n')
-        padding = PADDING_MIN + -(length + PADDING_MIN) % PADDING_UNIT
-        return b'%b,"obfuscation":"%b"}\n\n' % (body, self._random_bytes(padding).translate(_TO_ALPHABET))
-
-    def usage(self, usage: Usage) -> bytes:
-        """The usage chunk, which has no choices and no padding."""
-        return _usage_chunk(self._front, usage, self._tier)
+        return body + padding(len(body) + len(b"}\n\n"), self._random_bytes) + b"}\n\n"
 
 
-class CompletionStream:
+class CompletionStream(_Chunks):
     """Encodes the events of a legacy completion, which has one choice and no padding."""
 
     def __init__(self, head: Head, job: Job, tokenizer: Tokenizer, random_bytes: Callable[[int], bytes]) -> None:
         del random_bytes  # legacy chunks are never padded
-        self._tokenizer = tokenizer
-        self._front = _front(head, "text_completion")
-        self._back = b"}]" + (b',"usage":null' if job.include_usage else b"") + b"}\n\n"
-        self._logprobs = job.logprobs >= 0
+        super().__init__("text_completion", head, job, tokenizer)
         self._opened = False
         self._offset = 0
 
@@ -120,21 +144,6 @@ class CompletionStream:
         return _json(logprobs)
 
     def _chunk(self, text: bytes, logprobs: bytes, reason: bytes) -> bytes:
-        return b'%b{"index":0,"text":%b,"logprobs":%b,"finish_reason":%b%b' % (
+        return b'%b{"index":0,"text":%b,"logprobs":%b,"finish_reason":%b%b}\n\n' % (
             self._front, text, logprobs, reason, self._back,
         )  # fmt: skip
-
-    def usage(self, usage: Usage) -> bytes:
-        """The usage chunk, which has no choices."""
-        return _usage_chunk(self._front, usage, b"")
-
-
-def _front(head: Head, kind: str) -> bytes:
-    return (
-        b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":null,"choices":['
-        % (_json(head.id), _json(kind), head.created, _json(head.model))
-    )  # fmt: skip
-
-
-def _usage_chunk(front: bytes, usage: Usage, tier: bytes) -> bytes:
-    return front + b'],"usage":' + _json(usage_body(usage)) + tier + b"}\n\n"

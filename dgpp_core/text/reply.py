@@ -139,6 +139,11 @@ class ReplyParser:
         self.reasoning_tokens = 0
 
     @property
+    def stop_string(self) -> str:
+        """The stop string that matched, empty where none did."""
+        return "" if self._stops is None else self._stops.found
+
+    @property
     def call_count(self) -> int:
         """Tool calls so far."""
         return 0 if self._calls is None else self._calls.calls

@@ -31,11 +31,15 @@ class Scanner:
     """Finds the first of several non-empty strings, whatever pieces the text arrives in.
 
     The match that is complete first wins; of two complete at the same character, the longer.
+
+    Attributes:
+        found: the string that was found, empty until then.
     """
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self._patterns = [_Pattern(string) for string in strings]
         self._held = ""
+        self.found = ""
 
     def scan(self, text: str) -> tuple[str, str | None]:
         """Take a piece.
@@ -49,9 +53,9 @@ class Scanner:
             found = [pattern for pattern in patterns if pattern.advance(char)]
             if found:
                 before = self._held + text[: index + 1]
-                longest = max(len(pattern.text) for pattern in found)
+                self.found = max((pattern.text for pattern in found), key=len)
                 self._held = ""
-                return before[:-longest], text[index + 1 :]
+                return before[: -len(self.found)], text[index + 1 :]
         buffer = self._held + text
         cut = len(buffer) - max((pattern.state for pattern in patterns), default=0)
         self._held = buffer[cut:]

@@ -18,11 +18,12 @@ import pytest
 from dgpp_core.engine.operations import TokenLogprobs
 from dgpp_core.sampling.params import SamplingParams
 from dgpp_core.scheduler.messages import VERSION, Ending, Output, Ready, Stop, Update
+from dgpp_core.server.blocks import collect
 from dgpp_core.server.engine_client import EngineClient
 from dgpp_core.server.generation import Event, Generation, Usage
 from dgpp_core.server.job import Job
 from dgpp_core.server.options import ServeOptions
-from dgpp_core.server.replies import Head, chat_completion, collect, completion
+from dgpp_core.server.replies import Head, chat_completion, completion
 from dgpp_core.server.served import Served, served_model
 from dgpp_core.server.sse import ChatStream, CompletionStream
 from dgpp_core.testing.fake_worker import fake_logprobs
