@@ -14,6 +14,7 @@ from dgpp_core.cli.command import CONTEXT, GuardedGroup
 COMMANDS = {
     "serve": "Serve a model over the OpenAI API.",
     "chat": "Talk to a model in the terminal.",
+    "key": "Make, list and remove API keys.",
     "plan": "Print the memory plan of a model; exit 1 when it does not fit.",
     "resolve": "Print the deployment as it would run.",
     "synth": "Write a random checkpoint of a model.",

@@ -41,6 +41,7 @@ SERVICE = {
 HTTP = {
     "max_body_bytes": "Largest request body.",
     "sse_ping_interval": "Seconds between keep-alive comments on a silent stream; -1 is off.",
+    "api_key_file": "Hashed API keys (`dgpp key`), of which every request must show one.",
 }
 OWN_NAMES = {"max_body_bytes": "http-max-body-bytes"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from dgpp_core.cli.command import GuardedCommand
 from dgpp_core.cli.options import capacity_options, model_options, offline_option, service_options
 from dgpp_core.cli.serving import choose, find_checkpoint, serve_options, warn_of_idle_keys
 from dgpp_core.host.loading import load_plugins
+from dgpp_core.server.logs import LogFormat, set_up
 from dgpp_core.server.options import SamplingOverrides
 
 EPILOG = """\b
@@ -20,6 +20,7 @@ Examples:
   dgpp serve --plugin smollm2 --port 8000 --max-concurrency 16 --kv-capacity 32768
   dgpp serve --checkpoint ./my-checkpoint --device cpu
   dgpp serve --config smollm2.json --temperature 0 --seed 7
+  dgpp serve --plugin smollm2 --host 0.0.0.0 --api-key-file ./keys --log-format json
 
 \b
 A flag goes before the deployment file, and that before the defaults. READY is printed when requests are taken.
@@ -39,6 +40,7 @@ failed while serving, or a second signal cut the end short.
 @click.option("--top-k", type=click.IntRange(0), help="Sampling default; 0 is off.")
 @click.option("--min-p", type=click.FloatRange(0, 1), help="Sampling default.")
 @click.option("--repetition-penalty", type=click.FloatRange(0, min_open=True), help="Sampling default.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Form of a log line.")
 @capacity_options
 def command(
     plugin: str | None,
@@ -52,6 +54,7 @@ def command(
     top_k: int | None,
     min_p: float | None,
     repetition_penalty: float | None,
+    log_format: LogFormat,
     **flags: object,
 ) -> None:
     """Serve a model over the OpenAI API."""
@@ -60,10 +63,7 @@ def command(
         click.echo(f"warning: {problem.error().line()}", err=True)
     chosen = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, **flags)
     warn_of_idle_keys(chosen.resolved)
-    logging.basicConfig(
-        level=logging.getLevelName(chosen.site.log_level.upper()),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    set_up(log_format, chosen.site.log_level)
     sampling = SamplingOverrides(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty
     )

@@ -17,7 +17,7 @@ from dgpp_core.config.strict import convert
 COMMAND_LINE = "command line"
 OWN_FLAGS = ("model", "plugin", "checkpoint", "device")
 HTTP_FLAGS = {"port": "port", "host": "bind_host", "bind_host": "bind_host", "max_body_bytes": "max_body_bytes",
-              "sse_ping_interval": "sse_ping_interval"}  # fmt: skip
+              "sse_ping_interval": "sse_ping_interval", "api_key_file": "api_key_file"}  # fmt: skip
 SCHEDULE_KEYS = ("mtp_schedule", "mtp_schedule_min_depth")
 
 SERVICE_KEYS = frozenset(
@@ -142,7 +142,7 @@ def _engine(base: EngineSettings, flags: dict[str, object]) -> EngineSettings:
 
 
 def _http(deployment: Deployment, site: Site, flags: Mapping[str, object]) -> HttpSettings:
-    base = {"bind_host": site.http_bind, "port": site.http_port}
+    base = {"bind_host": site.http_bind, "port": site.http_port, "api_key_file": site.api_key_file}
     return convert({**base, **deployment.http, **flags}, HttpSettings, COMMAND_LINE)
 
 

@@ -104,6 +104,7 @@ RULES: Mapping[str, Rule] = {
     "DGPP_CLUSTER_CONFIG": matching(r".+", "the path of a deployment file"),
     "DGPP_HTTP_PORT": port,
     "DGPP_HTTP_BIND": ipv4,
+    "DGPP_API_KEY_FILE": rooted_path,
     "DGPP_FABRIC_PORT": port,
     "DGPP_JOURNAL_PORT": port,
     "DGPP_LOG_DIR": matching(r".+", "a path"),

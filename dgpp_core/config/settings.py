@@ -201,13 +201,15 @@ def without_effect(settings: EngineSettings) -> list[str]:
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The HTTP service: ``bind_host`` (IPv4) and ``port`` to listen at, ``max_body_bytes`` of a request, and
-    ``sse_ping_interval``, the seconds of silence after which a stream gets a comment (-1 is off)."""
+    """The HTTP service: ``bind_host`` (IPv4) and ``port`` to listen at, ``max_body_bytes`` of a request,
+    ``sse_ping_interval``, the seconds of silence after which a stream gets a comment (-1 is off), and
+    ``api_key_file``, the hashed API keys of which requests must show one (empty: none is needed)."""
 
     bind_host: str = "127.0.0.1"
     port: Port = 18080
     max_body_bytes: Bytes = 268_435_456
     sse_ping_interval: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 30
+    api_key_file: str = ""
 
     def __post_init__(self) -> None:
         if not _is_ipv4(self.bind_host):

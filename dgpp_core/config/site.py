@@ -22,6 +22,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         nodes: hosts in rank order, rank 0 first.
         ssh_user: login on peers; empty for the current user.
+        api_key_file: hashed API keys of the HTTP service; empty for none.
         cluster_config: the deployment file that is served when none is named; empty for none.
         hub_cache: the Hugging Face cache; empty leaves it to `huggingface_hub`.
         resident_cache_dir: prepacked weights; empty leaves it to the deployment.
@@ -34,6 +35,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     cluster_config: str = ""
     http_port: int = 18080
     http_bind: str = "127.0.0.1"
+    api_key_file: str = ""
     fabric_port: int = 29970
     journal_port: int = 29971
     log_dir: str = "~/dgpp/log"

@@ -14,8 +14,10 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.server.access import OPEN, key_guard
 from dgpp_core.server.answer import internal_error
 from dgpp_core.server.job import model_not_found
+from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.metrics import OPENMETRICS_TYPE, PROMETHEUS_TYPE, json_metrics, prometheus_text
 from dgpp_core.server.models import ModelList, health, model_object
 from dgpp_core.server.openapi import document
@@ -31,12 +33,13 @@ CHAT = Route("chatcmpl-", prepare_chat, ChatStream, chat_completion)
 COMPLETION = Route("cmpl-", prepare_completion, CompletionStream, completion)
 
 
-def create_app(service: Service, *, routes: Sequence[Any] = ()) -> Litestar:
-    """The application of ``service``, with further Litestar ``routes``."""
+def create_app(service: Service, *, routes: Sequence[Any] = (), keys: KeyRing | None = None) -> Litestar:
+    """The application of ``service``, with further Litestar ``routes``; with ``keys``, requests must show one."""
     own = (chat, completions, list_models, get_model, get_health, get_metrics, get_openapi)
     return Litestar(
         [*own, *routes],
         state=State({"service": service}),
+        guards=[] if keys is None else [key_guard(keys)],
         exception_handlers={RequestError: _on_request_error, HTTPException: _on_http, Exception: _on_exception},
         request_max_body_size=service.served.options.http.max_body_bytes,
         openapi_config=None,
@@ -72,7 +75,7 @@ async def get_model(request: Incoming) -> ASGIApp:
     return json_answer(msgspec.json.encode(model_object(served)))
 
 
-@get("/health")
+@get("/health", opt=OPEN)
 async def get_health(request: Incoming) -> ASGIApp:
     """Tell whether requests can be served: 503 once the engine has failed."""
     service = service_of(request)
@@ -92,7 +95,7 @@ async def get_metrics(request: Incoming) -> ASGIApp:
     return json_answer(msgspec.json.encode(json_metrics(service)))
 
 
-@get("/openapi.json")
+@get("/openapi.json", opt=OPEN)
 async def get_openapi() -> ASGIApp:
     """Describe this API."""
     return json_answer(document())
@@ -103,6 +106,8 @@ def _on_request_error(request: Incoming, error: RequestError) -> Response[bytes]
     counters.rejected += error.status < 500
     log.info("%s %s status=%d code=%s: %s", request.method, request.url.path, error.status, error.code, error.what)
     headers = {"retry-after": "1"} if error.code == "overloaded" else {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
     return Response(error_body(error), status_code=error.status, media_type="application/json", headers=headers)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -14,9 +15,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dgpp_core.api.errors import ConfigError, RequestError
 from dgpp_core.server.replies import error_body
 
+log = logging.getLogger("dgpp.access")
+
 MAX_HEADER_BYTES = 16_384
 FIRST_REQUEST_S = 30.0
 """How long a connection may stay open before its first byte."""
+REQUEST_S = 30.0
+"""How long a header section may take to arrive, and how long a body may pause: a client that stalls must not hold one
+of the few connections for ever."""
 LINGER_S = 1.0
 """How long a refused connection may take to read why."""
 
@@ -34,11 +40,11 @@ class Server(uvicorn.Server):
         self.force_exit, self.should_exit = self.should_exit, True
 
 
-def http_server(app: ASGIApp, *, max_connections: int, drain_s: float) -> Server:
+def http_server(app: ASGIApp, *, max_connections: int, drain_s: float, request_s: float = REQUEST_S) -> Server:
     """A server for ``app``; ``drain_s`` is how long running requests may take to end once it stops."""
 
     class Protocol(_Protocol):
-        limit = max_connections
+        limit, patience = max_connections, request_s
 
     return Server(
         uvicorn.Config(
@@ -81,6 +87,8 @@ class _Protocol(HttpToolsProtocol):
     """One connection."""
 
     limit: int
+    patience: float
+    _stalled: asyncio.TimerHandle | None = None
     _refused = False
     _in_headers = False
     _header_bytes = 0
@@ -105,21 +113,47 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_headers, self._header_bytes = True, 0
+        self._expect_more()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._expect_more()
         self._check_headers(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers))
         if not self._refused:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
+            self._expect_more()
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._expect_no_more()
         if not self._refused:
             super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_no_more()
+        super().connection_lost(exc)
+
+    def _expect_more(self) -> None:
+        self._expect_no_more()
+        self._stalled = self.loop.call_later(self.patience, self._on_stall)
+
+    def _expect_no_more(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _on_stall(self) -> None:
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self.flow.read_paused or (self._in_headers and answering):  # it is us who are not ready for more
+            self._expect_more()
+        elif not self._in_headers and self.cycle.response_started:  # answered without its body
+            self.transport.close()
+        else:
+            self._refuse(RequestError(f"the request stopped arriving for {self.patience:g} s", status=408))
 
     def _check_headers(self, size: int) -> None:
         if size > MAX_HEADER_BYTES and not self._refused:
@@ -133,6 +167,8 @@ class _Protocol(HttpToolsProtocol):
         if self._refused:
             return
         self._refused = True
+        self._expect_no_more()
+        log.info("%s refused, status=%d: %s", self.client[0] if self.client else "-", error.status, error.what)
         body = error_body(error)
         retry = b"retry-after: 1\r\n" if error.code == "overloaded" else b""
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n%b\r\n" % (

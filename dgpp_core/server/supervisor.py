@@ -19,10 +19,12 @@ import uvloop
 from rich.console import Console
 
 from dgpp_core.scheduler.messages import VERSION, Boot, Ready
+from dgpp_core.server.access import AccessLog, exposure
 from dgpp_core.server.app import create_app
 from dgpp_core.server.engine_client import EngineClient
 from dgpp_core.server.engine_process import EngineProcess, engine_process
 from dgpp_core.server.http import Server, http_server, listen
+from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.progress import LoadingDisplay
 from dgpp_core.server.served import served_model
@@ -76,6 +78,8 @@ def run(
     Raises:
         DgppError: nothing was served: the checkpoint's text, the address or the engine is at fault.
     """
+    for warning in exposure(options.http):
+        log.warning("%s", warning)
     text = load_text(Path(options.checkpoint), options.dialect, config_eos=options.config_eos)
     listener = listen(options.http.bind_host, options.http.port)
     stopping = Stopping()
@@ -141,6 +145,7 @@ async def serve(
     outside: Outside,
 ) -> int:
     """As `run`, in a running loop, with everything from outside as arguments."""
+    keys = KeyRing(Path(options.http.api_key_file).expanduser()) if options.http.api_key_file else None
     async with engine_process(worker_module, worker_arguments, outside.clock) as engine:
         ready = await _start(engine, options, stopping)
         if ready is None:  # an engine that loads does not listen: it is ended with the block
@@ -150,9 +155,8 @@ async def serve(
         trial = await asyncio.to_thread(_trial, text, ready)
         served = served_model(options, text, ready, int(outside.time()), trial)
         service = Service(served, client, outside)
-        server = http_server(
-            create_app(service, routes=routes), max_connections=options.max_connections, drain_s=timing.drain
-        )
+        app = AccessLog(create_app(service, routes=routes, keys=keys), outside.clock, outside.random_bytes)
+        server = http_server(app, max_connections=options.max_connections, drain_s=timing.drain)
         stopping.server = server
         keeper = _Keeper(engine, client, server, timing, stopping)
         host, port = listener.getsockname()[:2]
