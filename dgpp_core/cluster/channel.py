@@ -62,6 +62,10 @@ class Channel:
         except queue.Empty:
             return out
 
+    def put(self, message: ToEngine) -> None:
+        """Let `drain` find a message as if it had just come."""
+        self._inbox.put(message)
+
     def send(self, message: FromEngine) -> None:
         """Send one message; raises `OSError` when the front end is gone."""
         frame = encode(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
 
 import msgspec
 
@@ -21,6 +22,8 @@ from dgpp_core.scheduler.sizing import limits_from
 from dgpp_core.scheduler.stepper import Stepper
 
 IDLE_WAIT = 1.0
+GRAMMAR_WAIT = 0.005
+"""Seconds that a tick waits for a grammar to compile, which most do in less; for others the request comes later."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,10 +60,12 @@ class Rank:
         self._engine = engine
         self._progress, self._step_ms, self._prefill_ms = 0, 0.0, 0.0
         self._stats, self._busy, self._draining = scheduler.stats(), False, False
+        self._compiling: set[int] = set()
+        self._dropped: set[int] = set()
 
     def run(self) -> None:
         """Until `Shutdown` and the last request's end; raises what the engine raises."""
-        while not (self._draining and self._stepper.idle):
+        while not (self._draining and self._stepper.idle and not self._compiling):
             self._busy = not self._stepper.idle
             messages = self._channel.drain(0 if self._busy else IDLE_WAIT)
             if messages or self._busy:
@@ -79,8 +84,10 @@ class Rank:
                 case Submit():
                     if fault := self._fault(message):
                         self._channel.send(Output((), (Ending(message.id, "error", error=fault),)))
-                    else:
+                    elif self._compiled(message):
                         submissions.append(message)
+                case Cancel(id=request) if request in self._compiling:
+                    self._drop(request)
                 case Cancel(id=request):
                     cancels.append(request)
                 case Stop(id=request):
@@ -100,6 +107,27 @@ class Rank:
         self._stats = msgspec.structs.replace(
             stats, step_ms=self._step_ms, prefill_ms=self._prefill_ms, kernels_compiled=late
         )
+
+    def _compiled(self, submit: Submit) -> bool:
+        """Whether the request's grammar is there; if not, the request comes again when it is."""
+        if submit.id in self._dropped:
+            self._dropped.remove(submit.id)
+            return False
+        if submit.grammar is None or submit.id in self._compiling:
+            self._compiling.discard(submit.id)
+            return True
+        made = self._engine.constraints.compile(submit.grammar)
+        if wait((made,), GRAMMAR_WAIT).done:
+            return True  # if it failed, the engine says so of this request
+        self._compiling.add(submit.id)
+        made.add_done_callback(lambda _: self._channel.put(submit))
+        return False
+
+    def _drop(self, request: int) -> None:
+        """End a request that waits for its grammar."""
+        self._compiling.remove(request)
+        self._dropped.add(request)
+        self._channel.send(Output((), (Ending(request, "cancelled"),)))
 
     def _account(self, operations: Sequence[Operation], ms: float) -> None:
         """A tick's time is decoding's where it decoded, and prefill's where it only read prompts."""

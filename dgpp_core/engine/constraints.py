@@ -16,7 +16,10 @@ from dgpp_core.text.grammar.spec import Grammar
 from dgpp_core.text.grammar.vocabulary import Vocabulary, Words
 
 THREADS = 4
-"""The library computes without the interpreter's lock."""
+"""For masks: the library computes without the interpreter's lock."""
+
+COMPILERS = 2
+"""Threads in which grammars are compiled ahead; a slow one holds up no masks."""
 
 
 class Look:
@@ -50,8 +53,17 @@ class Constraints:
 
     def __init__(self, vocabulary: Vocabulary | None, device: torch.device) -> None:
         self._vocabulary, self._device = vocabulary, device
-        self._threads = ThreadPoolExecutor(THREADS, "grammar") if vocabulary is not None else None
+        self._threads = ThreadPoolExecutor(THREADS, "masks") if vocabulary is not None else None
+        self._compilers = ThreadPoolExecutor(COMPILERS, "grammars") if vocabulary is not None else None
         self._slots: dict[int, Future[Matcher]] = {}
+
+    def compile(self, grammar: Grammar) -> Future[object]:
+        """Compile a grammar that a request will come with, so that no step waits for it; what comes of it is kept."""
+        if self._vocabulary is None or self._compilers is None:
+            done: Future[object] = Future()
+            done.set_result(None)
+            return done
+        return self._compilers.submit(self._vocabulary.parser, grammar.source)
 
     def begin(self, slot: int, grammar: Grammar | None, replied: Sequence[int]) -> None:
         """A request takes ``slot``; ``replied`` is what it has of its reply already.

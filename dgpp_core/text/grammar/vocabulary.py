@@ -18,7 +18,7 @@ from dgpp_core.text.grammar.sources import GrammarError
 from dgpp_core.text.tokenizer import Tokenizer
 
 _PLACE = re.compile(r"^(at )?[0-9]+\([0-9]+\): ")
-_COPY = re.compile(r"\n *[0-9]+ \||<state>|<backtrace>|<grammar>")
+_COPY = re.compile(r"\n *[0-9]+ \||<(?:state|backtrace|grammar|non-verbose)\b")
 
 Words = NDArray[np.int32]
 """A mask: token i is bit i % 32 of word i // 32."""
