@@ -23,6 +23,7 @@ from dgpp_core.server.models import ModelList, health, model_object
 from dgpp_core.server.openapi import document
 from dgpp_core.server.prepare import prepare_chat, prepare_completion
 from dgpp_core.server.replies import chat_completion, completion, error_body
+from dgpp_core.server.responses.routes import RESPONSES_ROUTES
 from dgpp_core.server.routes import Incoming, Route, generate, json_answer, service_of
 from dgpp_core.server.service import Service
 from dgpp_core.server.sse import ChatStream, CompletionStream
@@ -37,7 +38,7 @@ def create_app(service: Service, *, routes: Sequence[Any] = (), keys: KeyRing | 
     """The application of ``service``, with further Litestar ``routes``; with ``keys``, requests must show one."""
     own = (chat, completions, list_models, get_model, get_health, get_metrics, get_openapi)
     return Litestar(
-        [*own, *routes],
+        [*own, *RESPONSES_ROUTES, *routes],
         state=State({"service": service}),
         guards=[] if keys is None else [key_guard(keys)],
         exception_handlers={RequestError: _on_request_error, HTTPException: _on_http, Exception: _on_exception},

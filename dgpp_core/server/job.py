@@ -34,6 +34,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         calls: which tool calls the reply may have; None where calls are text like any other.
         ping_s: silence in seconds after which a stream gets a keep-alive comment.
         tier: the answer names its service tier.
+        echo: what the dialect's answer repeats of its request.
     """
 
     tokens: tuple[int, ...]
@@ -55,6 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ping_s: float | None = None
     tier: bool = False
     metadata: dict[str, str] | None = None
+    echo: msgspec.Struct | None = None
 
 
 def check_model(raw: dict[str, Any], served: Served) -> None:
@@ -97,8 +99,8 @@ def unsupported(param: str, what: str) -> RequestError:
     return RequestError(what, param=param, code="unsupported_parameter")
 
 
-def check_stream_options(raw: dict[str, Any]) -> None:
-    """`stream_options` needs `stream` and may have known members only; so does `sse_ping_interval`.
+def check_stream_options(raw: dict[str, Any], members: Sequence[str] = STREAM_MEMBERS) -> None:
+    """`stream_options` needs `stream` and may have known ``members`` only; so does `sse_ping_interval`.
 
     Raises:
         RequestError: 400.
@@ -106,7 +108,7 @@ def check_stream_options(raw: dict[str, Any]) -> None:
     options = raw.get("stream_options")
     if isinstance(options, dict):
         for name in options:
-            if name not in STREAM_MEMBERS:
+            if name not in members:
                 raise unsupported(f"stream_options.{name}", f"`stream_options.{name}` is not supported")
     for name in ("stream_options", "sse_ping_interval"):
         if raw.get(name) is not None and raw.get("stream") is not True:

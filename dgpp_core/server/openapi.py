@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ import msgspec
 from dgpp_core import __version__
 from dgpp_core.server.call_bodies import CalledCustom
 from dgpp_core.server.models import Health, ModelList, ModelObject
+from dgpp_core.server.openapi_parts import any_of, generates, reads, ref
 from dgpp_core.server.replies import (
     ChatCompletion,
     ChatLogprobs,
@@ -21,13 +21,7 @@ from dgpp_core.server.replies import (
     UsageBody,
 )
 from dgpp_core.server.requests import ChatRequest, CompletionRequest
-
-ERRORS = {
-    400: "The request is at fault; `param` names the field.",
-    404: "The model is not served here.",
-    413: "The body is larger than `http.max_body_bytes`.",
-    503: "The server is full, stopping, or its engine has failed.",
-}
+from dgpp_core.server.responses.openapi import RESPONSES_PATHS, RESPONSES_TYPES, describe_responses
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,12 +181,12 @@ TYPES = (
 @cache
 def document() -> bytes:
     """The OpenAPI 3.1 document as JSON."""
-    _, components = msgspec.json.schema_components(TYPES, ref_template="#/components/schemas/{name}")
-    tool = {"anyOf": [_ref("FunctionTool"), _ref("CustomTool")]}
-    tools = {"anyOf": [{"type": "array", "maxItems": 128, "items": tool}, {"type": "null"}]}
-    messages = {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatMessage"}}
-    components["ChatRequest"]["properties"]["messages"] = messages
-    components["ChatRequest"]["properties"]["tools"] = tools
+    types = (*TYPES, *RESPONSES_TYPES)
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    tools = {"type": "array", "maxItems": 128, "items": any_of(("FunctionTool", "CustomTool"))}
+    messages = {"type": "array", "minItems": 1, "items": ref("ChatMessage")}
+    components["ChatRequest"]["properties"] |= {"messages": messages, "tools": {"anyOf": [tools, {"type": "null"}]}}
+    describe_responses(components)
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -205,46 +199,24 @@ def document() -> bytes:
 
 def _paths() -> dict[str, Any]:
     model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    metrics = _reads("Count what happens.", {"application/json": {"type": "object"}, "text/plain": {"type": "string"}})
+    metrics = reads("Count what happens.", {"application/json": {"type": "object"}, "text/plain": {"type": "string"}})
+    model = reads("Describe the served model.", {"application/json": ref("ModelObject")}, (404,))
     return {
-        "/v1/chat/completions": _generates("Answer a conversation.", "ChatRequest", "ChatCompletion", "ChatChunk"),
-        "/v1/completions": _generates("Continue a text.", "CompletionRequest", "Completion", "CompletionChunk"),
-        "/v1/models": _reads("List what is served.", {"application/json": _ref("ModelList")}),
-        "/v1/models/{model_id}": _reads(
-            "Describe the served model.", {"application/json": _ref("ModelObject")}, errors=(404,)
-        )
-        | {"parameters": [model_id]},
+        "/v1/chat/completions": generates("Answer a conversation.", "ChatRequest", "ChatCompletion", ref("ChatChunk")),
+        "/v1/completions": generates("Continue a text.", "CompletionRequest", "Completion", ref("CompletionChunk")),
+        **RESPONSES_PATHS,
+        "/v1/models": reads("List what is served.", {"application/json": ref("ModelList")}),
+        "/v1/models/{model_id}": model | {"parameters": [model_id]},
         "/health": _health(),
         "/metrics": metrics,
         "/v1/metrics": metrics,
     }
 
 
-def _generates(summary: str, request: str, whole: str, chunk: str) -> dict[str, Any]:
-    answer = {"application/json": {"schema": _ref(whole)}, "text/event-stream": {"schema": _ref(chunk)}}
-    responses = {"200": {"description": "The reply, or its stream with `stream: true`.", "content": answer}}
-    body = {"required": True, "content": {"application/json": {"schema": _ref(request)}}}
-    return {"post": {"summary": summary, "requestBody": body, "responses": responses | _errors(ERRORS)}}
-
-
-def _reads(summary: str, content: Mapping[str, Any], errors: Iterable[int] = ()) -> dict[str, Any]:
-    found = {"description": summary, "content": {kind: {"schema": schema} for kind, schema in content.items()}}
-    return {"get": {"summary": summary, "responses": {"200": found} | _errors(errors)}}
-
-
 def _health() -> dict[str, Any]:
-    body = {"application/json": {"schema": _ref("Health")}}
+    body = {"application/json": {"schema": ref("Health")}}
     responses = {
         "200": {"description": "Requests are served.", "content": body},
         "503": {"description": "The engine has failed.", "content": body},
     }
     return {"get": {"summary": "Tell whether requests can be served.", "responses": responses}}
-
-
-def _errors(statuses: Iterable[int]) -> dict[str, Any]:
-    body = {"application/json": {"schema": _ref("ErrorBody")}}
-    return {str(status): {"description": ERRORS[status], "content": body} for status in statuses}
-
-
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}

@@ -50,13 +50,18 @@ def read_fields(raw: dict[str, Any], form: type[Fields]) -> Fields:
     found: dict[str, Any] = {}
     for name in filter(fields.__contains__, CHECK_ORDER):
         if name in raw:
-            found[name] = _convert(name, raw[name], fields[name].type)
+            found[name] = convert(name, raw[name], fields[name].type)
         elif fields[name].required:
             raise RequestError(f"`{name}` is required", param=name)
     return form(**found)
 
 
-def _convert(name: str, value: Any, form: Any) -> Any:
+def convert(name: str, value: Any, form: Any) -> Any:
+    """``value`` as a ``form``; ``name`` is its path in the request.
+
+    Raises:
+        RequestError: 400 with the path of what is wrong.
+    """
     try:
         return msgspec.convert(value, form)
     except msgspec.ValidationError as error:

@@ -151,9 +151,14 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
+def error_message(error: RequestError) -> str:
+    """What clients are told in words."""
+    return f"{error.what} ({error.hint})" if error.hint else error.what
+
+
 def error_body(error: RequestError) -> bytes:
     """The error object of ``error`` as JSON."""
-    message = f"{error.what} ({error.hint})" if error.hint else error.what
+    message = error_message(error)
     kind: Literal["invalid_request_error", "server_error"] = (
         "invalid_request_error" if error.status < 500 else "server_error"
     )

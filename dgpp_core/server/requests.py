@@ -105,11 +105,13 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 CHECK_ORDER = (
-    "model", "store", "user", "safety_identifier", "metadata", "modalities", "service_tier", "max_completion_tokens",
-    "max_tokens", "ignore_eos", "stream", "stream_options", "sse_ping_interval", "prefix_cache", "temperature", "top_p",
+    "model", "previous_response_id", "background", "store", "user", "safety_identifier", "prompt_cache_key", "metadata",
+    "modalities", "service_tier", "truncation", "max_completion_tokens", "max_tokens", "max_output_tokens",
+    "ignore_eos", "stream", "stream_options", "sse_ping_interval", "prefix_cache", "temperature", "top_p",
     "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logprobs", "top_logprobs",
-    "n", "stop", "logit_bias", "prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format",
-    "reasoning_effort", "chat_template_kwargs",
+    "include", "n", "stop", "logit_bias", "prompt", "instructions", "input", "messages",
+    "tools", "tool_choice", "parallel_tool_calls", "response_format", "text", "reasoning_effort",
+    "reasoning", "chat_template_kwargs",
 )  # fmt: skip
 """The order in which fields are checked: the first failure answers."""
 

@@ -195,7 +195,7 @@ def test_other_model(fake: Any) -> None:
     check(httpx.get(fake.url + "/v1/models/other"), 404, "model", "model_not_found")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/files", "/v1/responses", "/v1/messages", "/v1/chat"])
+@pytest.mark.parametrize("path", ["/", "/v1/files", "/v1/embeddings", "/v1/chat"])
 def test_unknown_route(fake: Any, path: str) -> None:
     message = check(httpx.post(fake.url + path, json={}), 404, None, None)
     assert "POST" in message

@@ -6,23 +6,18 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from dgpp_core.sampling.params import SamplingParams
-from dgpp_core.scheduler.messages import VERSION, Ending, Output, Ready, Update
 from dgpp_core.server.blocks import collect
-from dgpp_core.server.engine_client import EngineClient
-from dgpp_core.server.generation import Event, Generation
 from dgpp_core.server.job import Job
-from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.replies import Head, chat_completion
-from dgpp_core.server.served import Served, served_model
+from dgpp_core.server.served import Served
 from dgpp_core.server.sse import ChatStream
-from dgpp_core.testing.fake_worker import fake_logprobs
+from dgpp_core.testing.played import play, spell, spoken_model
 from dgpp_core.testing.tool_replies import RULES, ToolReply, damaged, dialect, well_formed
 from dgpp_core.text.stack import load_text
 from dgpp_core.text.tools.detect import DIALECTS
@@ -39,56 +34,7 @@ def served(request: pytest.FixtureRequest, write_checkpoint: Any, tmp_path_facto
     spoken = dialect(request.param)
     markers = ("<think>", "</think>", *spoken.markers)
     text = load_text(write_checkpoint(tmp_path_factory.mktemp("tools"), markers, TEMPLATE), None, config_eos=(EOS,))
-    ready = Ready(
-        version=VERSION, pid=1, vocab_size=text.tokenizer.vocab_size, context_tokens=8192, position_ceiling=8192,
-        pool_tokens=8192, row_exact=True, load_seconds=0, plan="",
-    )  # fmt: skip
-    options = ServeOptions(model="fake", served_id="fake", checkpoint="", settings=b"{}")
-    return served_model(options, msgspec.structs.replace(text, tools=spoken), ready, 1)
-
-
-def spell(served: Served, pieces: Sequence[str | int], longest: int, generator: random.Random) -> list[int]:
-    """Ids of ``pieces``, texts cut at random into tokens of at most ``longest`` bytes."""
-    tokenizer, spoken = served.text.tokenizer, served.text.tools
-    assert spoken is not None
-    own = {tokenizer.id_of(marker) for marker in spoken.markers}
-    plain = {
-        tokenizer.token_bytes(number): number
-        for number in range(tokenizer.vocab_size)
-        if number not in own and not tokenizer.is_special(number)
-    }
-    ids: list[int] = []
-    for piece in pieces:
-        if isinstance(piece, int):
-            ids.append(tokenizer.id_of(spoken.markers[piece]) or 0)
-            continue
-        raw = piece.encode()
-        while raw:
-            size = generator.choice([size for size in range(1, min(longest, len(raw)) + 1) if raw[:size] in plain])
-            ids.append(plain[raw[:size]])
-            raw = raw[size:]
-    return ids
-
-
-async def generate(served: Served, job: Job, ids: Sequence[int], step: int, reason: Any) -> tuple[Any, Any]:
-    """The batches of a generation whose engine gives ``step`` ids at a time, and its usage."""
-    client = EngineClient(lambda messages: None, served.ready, capacity=8)
-    generation = Generation(job, served, client, lambda: 7)
-    batches: list[Sequence[Event]] = []
-
-    async def read() -> None:
-        batches.extend([batch async for batch in generation.batches()])
-
-    reading = asyncio.create_task(read())
-    for at in range(0, len(ids), step):
-        taken = tuple(ids[at : at + step])
-        logprobs = tuple(fake_logprobs(token, 2, 400) for token in taken) if job.logprobs >= 0 else None
-        client.receive(Output((Update(0, taken, logprobs),), ()))
-        await asyncio.sleep(0)
-    client.receive(Output((), (Ending(0, reason, 0),)))
-    await reading
-    generation.close()
-    return batches, generation.usage
+    return spoken_model(text, spoken)
 
 
 def streamed(raw: bytes) -> dict[str, Any]:
@@ -123,9 +69,7 @@ def check(served: Served, reply: ToolReply, seed: int) -> None:
     messages = []
     for longest, step in ((1, 1), (1, generator.randint(2, 8)), (64, 1), (64, generator.randint(2, 8))):
         ids = spell(served, (thought, *reply.pieces), longest, generator)
-        batches, usage = asyncio.run(
-            generate(served, job, [*ids, *([EOS] * ended)], step, "eos" if ended else "length")
-        )
+        batches, usage = asyncio.run(play(served, job, [*ids, *([EOS] * ended)], step, "eos" if ended else "length"))
         encoder = ChatStream(HEAD, job, served.text.tokenizer, os.urandom)
         stream = streamed(b"".join(encoder.encode(batch) for batch in batches))
         choices = collect((event for batch in batches for event in batch), 1)
