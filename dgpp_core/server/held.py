@@ -12,7 +12,7 @@ from dgpp_core.server.parse import shorten
 from dgpp_core.server.requests import ChatRequest, JsonSchemaFormat
 from dgpp_core.server.served import Served
 from dgpp_core.text.grammar.schema import SchemaError, check_schema
-from dgpp_core.text.grammar.sources import ANY_OBJECT, GrammarError, json_value
+from dgpp_core.text.grammar.sources import ANY_OBJECT, GrammarError, json_value, plain_text
 from dgpp_core.text.grammar.spec import Grammar, Start
 from dgpp_core.text.tools.rules import CallRules
 
@@ -76,6 +76,8 @@ def held_to(schema: Any, calls: CallRules | None, start: Start, tools: Sequence[
     if calls is not None and served.constrained:
         source = call_source(calls, schema, tools, served)
         ends, barred = _ends_and_barred(calls, served)
+    elif source is None and tools and served.text.tools is not None and served.constrained:
+        source = plain_text()  # the client has tools and wants no call now
     if source is None:
         return None
     opener, closer = served.text.reasoning or ("", "")

@@ -114,7 +114,10 @@ def test_required_named_allowed_and_alone(prepare: Prepare, takes: Takes) -> Non
     assert not takes(alone, CALL + clock)
     subset = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOLS[1]]}}
     assert not takes(prepare(*TOOLS, tool_choice=subset), CALL)
-    assert prepare(*TOOLS, tool_choice="none").grammar is None
+    none = prepare(*TOOLS, tool_choice="none")
+    assert takes(none, "Hello.")
+    assert not takes(none, "Hello. " + CALL)
+    assert prepare().grammar is None
 
 
 def test_strict(prepare: Prepare, takes: Takes) -> None:

@@ -37,6 +37,11 @@ def json_object() -> str:
     return json_value(ANY_OBJECT)
 
 
+def plain_text() -> str:
+    """Any text; no control token is text, so none can come."""
+    return f"{TEXT_OPTIONS}\nstart: /(?s:.*)/\n"
+
+
 def json_schema(schema: Any) -> str:
     """A JSON value that conforms to ``schema``; properties come in the schema's order.
 
