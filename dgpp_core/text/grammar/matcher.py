@@ -9,23 +9,26 @@ import llguidance
 from dgpp_core.text.grammar.spec import Grammar
 from dgpp_core.text.grammar.vocabulary import Vocabulary, Words, allow, allowed, clear, reason
 
+LEADING_SPACE = 16
+"""White space that may come before a model opens reasoning, in bytes; the reader of replies allows as much."""
+
 
 class _Place:
     """Where in the reply a matcher is, but for the parser.
 
     Attributes:
         seen: inside reasoning, how much of the closing marker the reply has come to last; -1 in the content.
-        fresh: no token has come, and the model may open reasoning.
+        space: while the model may still open reasoning, how much white space has come; else -1.
         ended: an end has come.
     """
 
-    __slots__ = ("ended", "fresh", "seen")
+    __slots__ = ("ended", "seen", "space")
 
-    def __init__(self, seen: int, fresh: bool, ended: bool = False) -> None:
-        self.seen, self.fresh, self.ended = seen, fresh, ended
+    def __init__(self, seen: int, space: int, ended: bool = False) -> None:
+        self.seen, self.space, self.ended = seen, space, ended
 
     def copy(self) -> _Place:
-        return _Place(self.seen, self.fresh, self.ended)
+        return _Place(self.seen, self.space, self.ended)
 
 
 class Matcher:
@@ -44,8 +47,8 @@ class Matcher:
         self._start, self._parser = parser, parser.deep_copy()
         self._parsed: list[int] = []
         self._closer = grammar.closer.encode()
-        self._opener = _single(vocabulary, grammar.opener) if grammar.start == "either" else -1
-        self._place = _Place(0 if grammar.start == "reasoning" else -1, fresh=self._opener >= 0)
+        self._opener = vocabulary.id_of(grammar.opener.encode()) if grammar.start == "either" else -1
+        self._place = _Place(0 if grammar.start == "reasoning" else -1, space=0 if self._opener >= 0 else -1)
         self.fault = ""
 
     @property
@@ -71,7 +74,7 @@ class Matcher:
         self.fault = self.fault or self._fill(rows[0])
         if self.fault:
             self._only_ends(rows[0])
-        kept, parsed = self._place.copy(), len(self._parsed)
+        kept, history, parsed = self._place.copy(), self._parsed, len(self._parsed)
         for at, draft in enumerate(drafts):
             known = 0 <= draft < self._vocabulary.width
             if self.fault or not known or not allowed(rows[at], draft):
@@ -82,15 +85,17 @@ class Matcher:
                 self._only_ends(rows[at + 1])
                 rows[at + 2 :] = -1
                 break
-        self._go_back(kept, parsed)
+        self._go_back(kept, history, parsed)
         return rows
 
-    def _go_back(self, place: _Place, parsed: int) -> None:
-        extra = len(self._parsed) - parsed
-        self._place, self._parsed = place, self._parsed[:parsed]
-        if not self.fault and (self._parser.is_error() or (extra and not self._parser.rollback(extra))):
+    def _go_back(self, place: _Place, history: list[int], parsed: int) -> None:
+        same, extra = self._parsed is history, len(self._parsed) - parsed
+        del history[parsed:]
+        self._place, self._parsed = place, history
+        lost = not same or self._parser.is_error() or (extra > 0 and not self._parser.rollback(extra))
+        if lost and not self.fault:
             self._parser = self._start.deep_copy()
-            self._parser.consume_tokens(self._parsed)
+            self._parser.consume_tokens(history)
 
     def _fill(self, row: Words) -> str:
         """Write the mask; returns why there is none, if so."""
@@ -107,7 +112,7 @@ class Matcher:
         if self.complete:
             for token in ends:
                 allow(row, token)
-        if place.fresh:
+        if place.space >= 0:
             allow(row, self._opener)
         return "" if row.any() else "nothing can follow"
 
@@ -119,21 +124,29 @@ class Matcher:
     def _take(self, token: int) -> bool:
         """Whether ``token`` continues the reply; if so it is part of it."""
         place = self._place
-        fresh, place.fresh = place.fresh, False
+        space, place.space = place.space, -1
         if place.ended:
             return True
         if place.seen >= 0:
             self._reason(self._vocabulary.text(token, self._closer))
             return True
-        if fresh and token == self._opener:
+        if space >= 0 and token == self._opener:
             place.seen = 0
+            if self._parsed:  # white space in front of reasoning is no part of the content
+                self._parser, self._parsed = self._start.deep_copy(), []
             return True
         if token in self._grammar.ends and self._parser.is_accepting():
             place.ended = True
             return True
         taken = not self._parser.is_error() and self._parser.try_consume_tokens([token]) == 1
-        self._parsed += [token] * taken
+        if taken:
+            self._parsed.append(token)
+            place.space = self._still_space(space, token)
         return taken
+
+    def _still_space(self, space: int, token: int) -> int:
+        piece = self._vocabulary.pieces[token]
+        return space + len(piece) if space >= 0 and piece.isspace() and space + len(piece) <= LEADING_SPACE else -1
 
     def _reason(self, text: bytes) -> None:
         """Reasoning goes on by ``text``, or ends with it."""
@@ -143,9 +156,3 @@ class Matcher:
             self._place.seen = -1
             return
         self._place.seen = next(size for size in range(len(mark) - 1, -1, -1) if read.endswith(mark[:size]))
-
-
-def _single(vocabulary: Vocabulary, text: str) -> int:
-    """The id whose text is ``text``, or -1."""
-    piece = text.encode()
-    return vocabulary.pieces.index(piece) if piece and piece in vocabulary.pieces else -1

@@ -48,6 +48,7 @@ class Vocabulary:
         self._tokens = llguidance.LLTokenizer(wrapper, eos_token=end)
         self._lock = threading.Lock()
         self._parsers: OrderedDict[tuple[str, int], llguidance.LLMatcher] = OrderedDict()
+        self._ids: dict[bytes, int] = {}
         self._containing: dict[bytes, list[int]] = {}
         self._reasoning: dict[tuple[str, int], Words] = {}
 
@@ -80,6 +81,12 @@ class Vocabulary:
     def empty(self, rows: int) -> NDArray[np.int32]:
         """Zeroed masks, int32 ``[rows, words]``."""
         return np.zeros((rows, self.words), dtype=np.int32)
+
+    def id_of(self, piece: bytes) -> int:
+        """The first id of a token with these bytes, or -1."""
+        if piece not in self._ids:
+            self._ids[piece] = self.pieces.index(piece) if piece and piece in self.pieces else -1
+        return self._ids[piece]
 
     def text(self, token: int, closer: bytes) -> bytes:
         """What ``token`` adds to reasoning that ``closer`` ends."""

@@ -154,12 +154,27 @@ def test_a_model_may_open_reasoning_itself_but_only_first(vocabulary: Vocabulary
     assert ord("{") in ids(matcher.masks()[0])
 
 
+def test_white_space_may_come_before_reasoning_and_is_no_part_of_what_follows(vocabulary: Vocabulary) -> None:
+    matcher = make(vocabulary, sources.json_object(), start="either")
+    matcher.take(list(b"\n" * 15))
+    assert THINK in ids(matcher.masks()[0])
+    opened = make(vocabulary, sources.json_object(), start="either")
+    opened.take([*b"\n\n", THINK, *b"hm", END_THINK])
+    fresh = make(vocabulary, sources.json_object())
+    assert (opened.masks(list(b'{"a"'))[1:] == fresh.masks(list(b'{"a"'))[1:]).all()
+    assert (opened.masks()[0] == fresh.masks()[0]).all()
+    matcher.take(list(b"\n"))
+    matcher.take([ord("{")])
+    assert THINK not in ids(matcher.masks()[0])
+
+
 DRAFTS: list[tuple[Start, Sequence[int], Sequence[int]]] = [
     ("content", b"", b'{"a"'),
     ("content", b'{"a":1', [*b"}", END, END, ord("x")]),
     ("content", b'{"a":1', b"x}"),
     ("content", b'{"a"', [ord(":"), -1, 5]),
     ("reasoning", b"hm </th", [*b"ink>{}", END]),
+    ("either", b"\n", [ord("\n"), THINK, *b"x", END_THINK, *b"{}", END]),
     ("either", b"", [THINK, *b"x", END_THINK, *b"{}", END]),
 ]
 
