@@ -61,8 +61,8 @@ def read_headers(folder: Path) -> Mapping[str, TensorEntry]:
     (``mtp.safetensors``); its entries are not ``listed``, and give way to a listed tensor of their name.
 
     Raises:
-        CheckpointError: naming file and tensor: a file that is missing, short, long or damaged, byte ranges that
-            overlap, leave holes or do not fit dtype and shape, an index and files that do not say the same.
+        CheckpointError: naming file and tensor: a file that is missing, unreadable, short, long or damaged, byte ranges
+            that overlap, leave holes or do not fit dtype and shape, an index and files that do not say the same.
     """
     placed = _read_index(folder / INDEX) if (folder / INDEX).is_file() else None
     files = sorted(set(placed.values())) if placed is not None else _unindexed_files(folder)
@@ -106,7 +106,10 @@ def _others(folder: Path, files: list[str]) -> dict[str, TensorEntry]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    content = parse_object(path.read_bytes(), str(path))
+    try:
+        content = parse_object(path.read_bytes(), str(path))
+    except OSError as error:
+        raise unreadable(path, error) from error
     placed = content.get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise CheckpointError("the index has no weight_map", where=str(path), found=type(placed).__name__, hint=_FRESH)
@@ -167,27 +170,41 @@ def _unindexed_files(folder: Path) -> list[str]:
     return numbered
 
 
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """The error for a file of a checkpoint that the system does not let us read: a folder, a link to nothing."""
+    hint = f"{_FRESH}, or remove what lies there"
+    return CheckpointError(f"cannot read {path.name}", where=str(path), found=error.strerror or str(error), hint=hint)
+
+
 def _read_file(path: Path) -> list[TensorEntry]:
     where = str(path)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
-            raise CheckpointError(
-                "the header of the safetensors file is cut off or its length is absurd",
-                where=where,
-                found=f"a header of {length} bytes in a file of {size} bytes" if size >= 8 else f"{size} bytes",
-                expected=f"a header of at most {min(MAX_HEADER_BYTES, max(size - 8, 0))} bytes",
-                hint=_FRESH,
-            )
-        raw = file.read(length)
-    header = parse_object(raw, where)
+    try:
+        raw, size = _header(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    header, length = parse_object(raw, where), len(raw)
     _check_metadata(header.pop("__metadata__", {}), where)
     data = 8 + length
     entries = [_entry(name, fields, path, data) for name, fields in header.items()]
     entries.sort(key=lambda entry: (entry.start, entry.end))
     _check_tiling(entries, where, data, size)
     return entries
+
+
+def _header(path: Path) -> tuple[bytes, int]:
+    """The JSON of a file, and the file's bytes in all."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
+            raise CheckpointError(
+                "the header of the safetensors file is cut off or its length is absurd",
+                where=str(path),
+                found=f"a header of {length} bytes in a file of {size} bytes" if size >= 8 else f"{size} bytes",
+                expected=f"a header of at most {min(MAX_HEADER_BYTES, max(size - 8, 0))} bytes",
+                hint=_FRESH,
+            )
+        return file.read(length), size
 
 
 def _check_metadata(metadata: object, where: str) -> None:

@@ -62,7 +62,8 @@ class CheckpointWeights:
         """The parameter ``target``: its parts, each cut for this rank, concatenated along axis 0. Once each.
 
         Raises:
-            CheckpointError: not in the binding table, or taken before, or its parts do not fit together, or not dense.
+            CheckpointError: not in the binding table, or taken before, or its parts do not fit together, or not dense;
+                a file that cannot be read, or that holds what is no finite number.
         """
         parts = self._claim(target)
         if parts[0].storage != "dense":
@@ -156,6 +157,7 @@ class CheckpointWeights:
             place = whole if len(parts) == 1 else whole.narrow(0, row, part_shape[0])
             self._reader.fill(place, self._entries[part.name], *self._from(part))
             row += part_shape[0] if part_shape else 0
+        self._reader.settle()
         return whole
 
     def _dense_dtype(self, binding: Binding) -> torch.dtype:
@@ -186,8 +188,10 @@ class CheckpointWeights:
         present = present_parts(binding, self._entries)
         if binding.cut == 0 and self._world > 1 and all(_row_by_row(part, rows) for part in present):
             stored = {part.suffix: self._part(part, start, count) for part in present if part.use == "required"}
+            self._reader.settle()
             return decode(binding.storage, stored, (count, columns), binding.name)
         stored = {part.suffix: self._part(part) for part in present}
+        self._reader.settle()
         whole = decode(binding.storage, stored, (rows, columns), binding.name)
         if binding.cut is None or self._world == 1:
             return whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from io import BufferedReader
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api.errors import CheckpointError
-from dgpp_core.checkpoint.headers import STAGING_BYTES, TensorEntry
+from dgpp_core.checkpoint.headers import STAGING_BYTES, TensorEntry, unreadable
 
 TORCH_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -29,6 +30,7 @@ class TensorReader:
         self._pinned = device.type == "cuda"
         self._files: dict[Path, BufferedReader] = {}
         self._staging = torch.empty(0, dtype=torch.uint8)
+        self._doubts: list[tuple[TensorEntry, Tensor]] = []
 
     def close(self) -> None:
         """Close the files and free the buffer."""
@@ -40,10 +42,10 @@ class TensorReader:
     def fill(self, place: Tensor, entry: TensorEntry, axis: int = 0, start: int = 0) -> None:
         """Fill ``place`` with the stored values from index ``start`` of ``axis`` on; its shape says how many.
 
-        Values are converted to the dtype of ``place``.
+        Values are converted to the dtype of ``place``. `settle` says whether they are numbers.
 
         Raises:
-            CheckpointError: the file has become short.
+            CheckpointError: the file has become short, or cannot be read.
         """
         if not entry.nbytes:
             return
@@ -56,19 +58,45 @@ class TensorReader:
             piece = self._read(entry, (first + done) * row_bytes, rows * row_bytes).view(rows, *shape[1:])
             if axis:
                 piece = piece.narrow(axis, start, place.shape[axis])
-            place.narrow(0, done, rows).copy_(piece)
+            filled = place.narrow(0, done, rows).copy_(piece)
+            if place.is_floating_point():
+                self._doubts.append((entry, _largest(filled)))
+
+    def settle(self) -> None:
+        """Wait for what was filled since the last call, and refuse what is no finite number.
+
+        A weight that is none makes noise of every reply that meets it: of some, where it is an expert's.
+
+        Raises:
+            CheckpointError: naming the first tensor with a NaN or an infinity, or too large for the dtype it got.
+        """
+        doubts, self._doubts = self._doubts, []
+        largest = torch.stack([value for _, value in doubts]).tolist() if doubts else []
+        for (entry, _), value in zip(doubts, largest, strict=True):
+            if not math.isfinite(value):
+                raise CheckpointError(
+                    f"the tensor {entry.name} has values that are no finite numbers",
+                    where=str(entry.file),
+                    found="NaN or infinity",
+                    expected="numbers",
+                    hint="fetch or copy the checkpoint again",
+                )
 
     def _read(self, entry: TensorEntry, offset: int, count: int) -> Tensor:
         """``count`` bytes of a tensor, flat; valid until the next call."""
         if self._staging.numel() < count:
             self._staging = torch.empty(max(count, STAGING_BYTES), dtype=torch.uint8, pin_memory=self._pinned)
-        if entry.file not in self._files:
-            self._files[entry.file] = entry.file.open("rb", buffering=0)  # type: ignore[assignment]
-        file = self._files[entry.file]
-        file.seek(entry.start + offset)
-        view, got = self._staging.numpy().data[:count], 0
-        while got < count and (more := file.readinto(view[got:])):
-            got += more
+        got = 0
+        try:
+            if entry.file not in self._files:
+                self._files[entry.file] = entry.file.open("rb", buffering=0)  # type: ignore[assignment]
+            file = self._files[entry.file]
+            file.seek(entry.start + offset)
+            view = self._staging.numpy().data[:count]
+            while got < count and (more := file.readinto(view[got:])):
+                got += more
+        except OSError as error:
+            raise unreadable(entry.file, error) from error
         if got < count:
             raise CheckpointError(
                 f"the file became short: the tensor {entry.name} is cut off",
@@ -77,3 +105,19 @@ class TensorReader:
                 expected=f"at least {entry.end} bytes",
             )
         return self._staging[:count].view(TORCH_DTYPES[entry.dtype])
+
+
+_NO_NUMBER = {
+    torch.float8_e4m3fn: (0x7F, 0x7F), torch.float8_e5m2: (0x7F, 0x7C), torch.float8_e8m0fnu: (0xFF, 0xFF),
+}  # fmt: skip
+"""Of the formats of one byte, which torch cannot compare: the bits of a magnitude, and the least that is no number."""
+
+
+def _largest(values: Tensor) -> Tensor:
+    """A float64 scalar that is finite where all ``values`` are; of wide formats without a copy of them."""
+    if values.dtype in _NO_NUMBER:
+        bits, least = _NO_NUMBER[values.dtype]
+        worst = (values.view(torch.uint8) & bits).amax()
+        return torch.where(worst >= least, torch.inf, 0.0).double()
+    low, high = torch.aminmax(values)
+    return high.double() - low.double()

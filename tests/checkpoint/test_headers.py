@@ -238,3 +238,12 @@ def test_a_folder_without_weights_and_one_with_two_sets(sharded: Sharded, tmp_pa
     refusal(tmp_path / "empty", "no weights", str(tmp_path / "empty"))
     save_file({"alpha": torch.ones(2)}, sharded.folder / "other-00001-of-00001.safetensors")
     refusal(sharded.folder, "several sets of shards", "other-00001-of-00001.safetensors")
+
+
+def test_a_name_of_weights_that_is_no_file(sharded: Sharded) -> None:
+    folder = sharded.write()
+    (folder / "more.safetensors").mkdir()
+    refusal(folder, "cannot read more.safetensors", "directory", "remove what lies there")
+    (folder / "more.safetensors").rmdir()
+    (folder / "link.safetensors").symlink_to(folder / "nothing")
+    refusal(folder, "cannot read link.safetensors", "No such file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -187,3 +188,32 @@ def test_a_file_that_shrinks_after_its_header_was_read(tmp_path: Path, table: Bi
     with pytest.raises(CheckpointError, match=r"became short: the tensor layers\.1\.o is cut off") as caught:
         loader.take("layers.1.o")
     assert "model.safetensors" in caught.value.where
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("cut", ["layers.1.q", "layers.0.o", "layers.1.norm"])
+def test_a_value_that_is_no_finite_number_names_its_tensor(
+    tmp_path: Path, table: BindingTable, tensors: Tensors, value: float, cut: str
+) -> None:
+    tensors[cut].view(-1)[-1] = value
+    target = "layers.1.qk" if cut == "layers.1.q" else cut
+    loader = weights(table, written(tmp_path, tensors), rank=1, world=2)
+    with pytest.raises(CheckpointError, match=rf"the tensor {cut} has values that are no finite numbers") as caught:
+        loader.take(target)
+    assert "model.safetensors" in caught.value.where
+
+
+def test_a_value_that_its_dtype_on_the_device_cannot_hold(tmp_path: Path) -> None:
+    table = BindingTable((Binding(name="norm", shape=(2,), target="norm", role="vector"),))
+    entries = written(tmp_path, {"norm": torch.tensor([1.0, 3.4e38])})
+    assert weights(table, entries).take("norm")[1] == torch.tensor(3.4e38)
+    narrow = CheckpointWeights(table, entries, device=torch.device("cpu"), dtype=torch.bfloat16, rank=0, world=1)
+    with pytest.raises(CheckpointError, match="the tensor norm has values"):
+        narrow.take("norm")
+
+
+def test_a_file_that_is_gone_after_its_header_was_read(tmp_path: Path, table: BindingTable, tensors: Tensors) -> None:
+    loader = weights(table, written(tmp_path, tensors))
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read model\.safetensors"):
+        loader.take("layers.1.o")

@@ -121,6 +121,39 @@ def test_parts_that_are_less_high_than_a_scale_block_keep_their_values(storage: 
     assert torch.equal(got.dequantise(), torch.cat([part.dequantise() for part in parts]))
 
 
+@pytest.mark.parametrize(
+    ("storage", "suffix", "byte"),
+    [
+        ("nvfp4", "weight_scale", 0x7F), ("nvfp4_ct", "weight_scale", 0xFF), ("fp8_block", "weight", 0xFF),
+        ("fp8_channel", "weight", 0x7F), ("mxfp4", "scale", 0xFF),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_code_or_scale_that_is_no_number_names_its_tensor(
+    tmp_path: Path, storage: str, suffix: str, byte: int, world: int
+) -> None:
+    made = table(storage)
+    entries = written(tmp_path, made)
+    victim = entries[f"experts.1.gate.{suffix}"]
+    with victim.file.open("r+b") as file:
+        file.seek(victim.end - 1)
+        file.write(bytes([byte]))
+    with pytest.raises(CheckpointError, match=f"the tensor {victim.name} has values that are no finite numbers"):
+        load(made, entries, world - 1, world).matrix("gate")
+
+
+@pytest.mark.parametrize(("storage", "suffix"), [("nvfp4", "weight_scale_2"), ("fp8_block", "weight_scale_inv")])
+def test_a_wide_scale_that_is_no_number_names_its_tensor(tmp_path: Path, storage: str, suffix: str) -> None:
+    made = table(storage)
+    entries = written(tmp_path, made)
+    victim = entries[f"experts.1.gate.{suffix}"]
+    with victim.file.open("r+b") as file:
+        file.seek(victim.start)
+        file.write(b"\x00\x00\xc0\x7f")
+    with pytest.raises(CheckpointError, match=f"the tensor {victim.name} has values that are no finite numbers"):
+        load(made, entries).matrix("gate")
+
+
 def test_a_layers_experts_take_their_own_room_and_one_experts_more(tmp_path: Path) -> None:
     """Peak of the tensors alive while 32 experts are stacked, counted by torch's own allocation profiler."""
     made = table("nvfp4", experts=32)
