@@ -157,7 +157,10 @@ def _build_from_image(place: Place, build: Callable[[LoadableWeights], Built], p
 def _discard(path: Path, error: Exception) -> None:
     reason = error.line() if isinstance(error, DgppError) else f"{type(error).__name__}: {error}"
     log.warning("the resident image %s is built anew: %s", path, reason)
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as fault:  # it is no file, or its folder is not ours: it stays, and the checkpoint is loaded
+        log.warning("the resident image cannot be removed: %s", fault)
 
 
 def _start_image(place: Place) -> _LockedWriter | None:

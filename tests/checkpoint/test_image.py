@@ -400,3 +400,12 @@ def test_a_folder_that_cannot_be_made(checkpoint: Path, tmp_path: Path, caplog: 
 
 def test_pieces_are_whole_multiples_of_what_a_disk_likes() -> None:
     assert PIECE % 4096 == PROLOGUE % 4096 == 0
+
+
+def test_what_has_the_images_name_and_cannot_be_removed(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.place.path.mkdir(parents=True)
+    with caplog.at_level(logging.WARNING, "dgpp.image"):
+        first = world.start()
+    assert equal(first, world.start())
+    assert world.loads == 2
+    assert "cannot be removed" in caplog.text
