@@ -97,17 +97,11 @@ class Nvfp4Matrix(StoredMatrix, frozen=True, eq=False):
         """Parts of equal K below each other, each under its own global scales.
 
         Raises:
-            CheckpointError: parts that multiply by their global scale beside parts that divide.
+            CheckpointError: parts that divide by their global scale beside others that cannot.
         """
         unit = math.gcd(*(part.segment for part in parts))
-        dividing = [part.divisors for part in parts if part.divisors is not None]
-        if dividing and len(dividing) < len(parts):
-            raise CheckpointError(
-                "NVFP4 matrices of two lineages cannot be one matrix",
-                where=f"{len(parts)} matrices with one target",
-                found=f"{len(dividing)} that divide by their global scale",
-                expected="all or none",
-            )
+        divide = any(part.divisors is not None for part in parts)
+        dividing = [_divisors(part) for part in parts] if divide else []
         repeats = [part.segment // unit for part in parts]
         return cls(
             torch.cat([part.codes for part in parts]),
@@ -115,6 +109,28 @@ class Nvfp4Matrix(StoredMatrix, frozen=True, eq=False):
             torch.cat([part.globals.repeat_interleave(n) for part, n in zip(parts, repeats, strict=True)]),
             torch.cat([d.repeat_interleave(n) for d, n in zip(dividing, repeats, strict=True)]) if dividing else None,
         )
+
+
+def _divisors(part: Nvfp4Matrix) -> Tensor:
+    """Global scales as divisors: those that were kept, or the exact reciprocals of powers of two.
+
+    Raises:
+        CheckpointError: a multiplier without an exact reciprocal, which is of the other lineage.
+    """
+    if part.divisors is not None:
+        return part.divisors
+    if not all(_is_power_of_two(value) for value in part.globals.tolist()):
+        raise CheckpointError(
+            "NVFP4 matrices of two lineages cannot be one matrix",
+            where="matrices with one target",
+            found=f"one that multiplies by {part.globals.tolist()} beside one that divides by its global scale",
+            expected="global scales of one lineage",
+        )
+    return torch.ones_like(part.globals) / part.globals
+
+
+def _is_power_of_two(value: float) -> bool:
+    return abs(math.frexp(value)[0]) == 0.5
 
 
 def from_multiplier(codes: Tensor, scales: Tensor, scale_2: Tensor) -> Nvfp4Matrix:
@@ -129,8 +145,8 @@ def from_divisor(codes: Tensor, scales: Tensor, global_scale: Tensor) -> Nvfp4Ma
     value = float(global_scale)
     _require_scale("weight_global_scale", value, math.isfinite(value) and value != 0)
     divisor = global_scale.reshape(1)
-    exact = abs(math.frexp(value)[0]) == 0.5
-    return Nvfp4Matrix(codes, scales, torch.ones_like(divisor) / divisor, None if exact else divisor)
+    kept = None if _is_power_of_two(value) else divisor
+    return Nvfp4Matrix(codes, scales, torch.ones_like(divisor) / divisor, kept)
 
 
 def _require_scale(name: str, value: float, usable: bool) -> None:

@@ -93,6 +93,15 @@ def test_two_lineages_cannot_be_one_matrix() -> None:
         nvfp4.Nvfp4Matrix.stack([_matrix(8), _divided(3.0)])
 
 
+def test_a_power_of_two_among_the_divisors_changes_nothing() -> None:
+    parts = [_divided(divisor) for divisor in (537.6, 512.0, 896.0)]
+    assert [part.divisors is None for part in parts] == [False, True, False]
+    for order in ((0, 1, 2), (1, 0, 2), (1, 1, 0)):
+        chosen = [parts[at] for at in order]
+        stacked = nvfp4.Nvfp4Matrix.stack(chosen)
+        assert torch.equal(stacked.dequantise(), torch.cat([part.dequantise() for part in chosen]))
+
+
 def test_every_code_is_the_nearest_under_its_scale() -> None:
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(4))
     matrix = nvfp4.from_multiplier(*nvfp4.encode(weight))
