@@ -19,7 +19,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: not there, or not a JSON object.
-        ConfigError: a ``num_*`` field that is no sensible count: tables are made from these, entry by entry.
+        ConfigError: a ``num_*`` or ``n_*`` field that is no sensible count: tables are made from these, entry by entry.
     """
     path = folder / CONFIG
     try:
@@ -30,7 +30,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         ) from None
     config = parse_object(raw, str(path))
     for key, value in config.items():
-        if key.startswith("num_") and isinstance(value, int) and not 0 <= value <= MAX_COUNT:
+        if key.startswith(("num_", "n_")) and isinstance(value, int) and not 0 <= value <= MAX_COUNT:
             raise ConfigError(
                 f"{CONFIG}: {key} is no sensible count", where=str(path), found=str(value), expected=f"0..{MAX_COUNT}"
             )

@@ -38,10 +38,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert caught.value.where == str(tmp_path / "config.json")
 
 
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_routed_experts"])
 @pytest.mark.parametrize("count", [10**9, 65_537, -1])
-def test_counts_that_would_never_end_are_refused(tmp_path: Path, count: int) -> None:
-    with pytest.raises(ConfigError, match="num_hidden_layers is no sensible count") as caught:
-        read_model_config(config(tmp_path, {"num_hidden_layers": count}))
+def test_counts_that_would_never_end_are_refused(tmp_path: Path, key: str, count: int) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is no sensible count") as caught:
+        read_model_config(config(tmp_path, {key: count}))
     assert (caught.value.found, caught.value.where) == (str(count), str(tmp_path / "config.json"))
 
 

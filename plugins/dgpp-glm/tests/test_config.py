@@ -43,6 +43,14 @@ def test_rotary_constants_may_be_nested() -> None:
     assert read_config(raw) == read_config(FULL)
 
 
+@pytest.mark.parametrize(("key", "other"), [("rope_theta", 10000), ("partial_rotary_factor", 1.0)])
+def test_rotary_constants_that_are_given_twice_agree(key: str, other: float) -> None:
+    nested = {"rope_type": "default", "rope_theta": FULL["rope_theta"], "partial_rotary_factor": 0.5}
+    assert read_config(FULL | {"rope_parameters": nested}) == read_config(FULL)
+    with pytest.raises(ConfigError, match=rf"rope_parameters\.{key} is not supported"):
+        read_config(FULL | {"rope_parameters": nested | {key: other}})
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -52,6 +60,7 @@ def test_rotary_constants_may_be_nested() -> None:
         ("first_k_dense_replace", 4), ("n_group", 3), ("topk_group", 2), ("num_experts_per_tok", 9),
         ("rope_theta", 0), ("partial_rotary_factor", 1.5), ("partial_rotary_factor", 0.1), ("rope_theta", None),
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}), ("routed_scaling_factor", float("inf")),
+        ("rope_scaling", {"factor": 4.0}), ("rope_parameters", {"rope_theta": True}), ("n_routed_experts", 10**12),
     ],
 )  # fmt: skip
 def test_a_config_it_cannot_serve_is_refused_by_field(field: str, value: object) -> None:

@@ -77,6 +77,9 @@ _POSITIVE = (
     "intermediate_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group",
     "max_position_embeddings", "rms_norm_eps", "routed_scaling_factor",
 )  # fmt: skip
+MOST_EXPERTS = 1 << 17
+"""Of all layers together: each takes three entries of the binding table. GLM-4.7 counts 14,720."""
+
 _ONLY: Mapping[str, object] = {
     "model_type": "glm4_moe", "attention_bias": True, "use_qk_norm": True, "hidden_act": "silu",
     "tie_word_embeddings": False, "n_shared_experts": 1, "num_nextn_predict_layers": 1,
@@ -138,6 +141,8 @@ def _check_counts(c: _Json) -> None:
         raise _refuse("num_key_value_heads", c.num_key_value_heads, f"a divisor of {c.num_attention_heads}")
     if not 0 <= c.first_k_dense_replace <= c.num_hidden_layers:
         raise _refuse("first_k_dense_replace", c.first_k_dense_replace, f"0 to {c.num_hidden_layers}")
+    if c.num_hidden_layers * c.n_routed_experts > MOST_EXPERTS:
+        raise _refuse("n_routed_experts", c.n_routed_experts, f"at most {MOST_EXPERTS} in {c.num_hidden_layers} layers")
     if c.n_routed_experts % c.n_group:
         raise _refuse("n_group", c.n_group, f"a divisor of {c.n_routed_experts}")
     if c.topk_group > c.n_group:
@@ -149,18 +154,29 @@ def _check_counts(c: _Json) -> None:
 
 def _rope(c: _Json) -> tuple[float, int]:
     """Base of the frequencies and turned dimensions, from the nested or the flat keys."""
+    if c.rope_scaling and not {"rope_type", "type"} & c.rope_scaling.keys():
+        raise _refuse("rope_scaling", c.rope_scaling, "a section that names its rope_type, or null")
     nested = c.rope_parameters or {}
     for name, section in (("rope_parameters", nested), ("rope_scaling", c.rope_scaling or {})):
         kind = section.get("rope_type", section.get("type", "default"))
         if kind != "default":
             raise _refuse(f"{name}.rope_type", kind, "'default'")
-    theta = nested.get("rope_theta") if c.rope_theta is None else c.rope_theta
-    if not (isinstance(theta, int | float) and 0 < theta < math.inf):
-        raise _refuse("rope_theta", theta, "a positive number")
-    factor = nested.get("partial_rotary_factor") if c.partial_rotary_factor is None else c.partial_rotary_factor
-    if not (isinstance(factor, int | float) and 0 < factor <= 1):
+    theta = _flat_or_nested("rope_theta", c.rope_theta, nested)
+    factor = _flat_or_nested("partial_rotary_factor", c.partial_rotary_factor, nested)
+    if not factor <= 1:
         raise _refuse("partial_rotary_factor", factor, "more than 0, at most 1")
     rotary = int(c.head_dim * factor)
     if not rotary or rotary % 2:
         raise _refuse("partial_rotary_factor", factor, f"an even number of the {c.head_dim} dimensions of a head")
-    return float(theta), rotary
+    return theta, rotary
+
+
+def _flat_or_nested(name: str, flat: float | None, nested: Mapping[str, Any]) -> float:
+    """A positive number that older configs have at the top and newer ones in ``rope_parameters``; in both, the same."""
+    inner = nested.get(name)
+    value = inner if flat is None else flat
+    if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
+        raise _refuse(name, value, "a positive number")
+    if inner is not None and inner != value:
+        raise _refuse(f"rope_parameters.{name}", inner, f"{value}, as it is outside")
+    return float(value)
