@@ -17,6 +17,7 @@ from dgpp_core.api.bindings import Binding, BindingTable
 from dgpp_core.api.errors import CheckpointError
 from dgpp_core.api.spec import ModelSpec
 from dgpp_core.checkpoint.check import parts_of
+from dgpp_core.checkpoint.config_json import CONFIG
 from dgpp_core.checkpoint.headers import INDEX
 from dgpp_core.checkpoint.progress import Progress, silent
 from dgpp_core.checkpoint.synth_text import END, START, text_files, token_id
@@ -38,7 +39,9 @@ def synthesise(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = silent,
 ) -> None:
-    """Write a whole checkpoint folder: weights, config, tokenizer, chat template.
+    """Write a whole checkpoint folder: weights, tokenizer, chat template and, last of all, its config.
+
+    A folder that was not finished has no config.json and is no checkpoint: its weights may be zeros in part.
 
     Args:
         config: the config.json that ``bindings`` was made from; its end and start tokens are replaced with those of
@@ -49,18 +52,22 @@ def synthesise(
 
     Raises:
         ConfigError: the vocabulary is too small for a byte-level tokenizer.
-        CheckpointError: the disk has no room.
+        CheckpointError: the disk has no room, or cannot be written.
     """
     vocab_size = spec.read_config(config).vocab_size
-    folder.mkdir(parents=True, exist_ok=True)
     ids = {"bos_token_id": token_id(START), "eos_token_id": token_id(END)}
     files = text_files(vocab_size) | {
-        "config.json": _json({"architectures": [spec.architectures[0]], **config, **ids}),
         "generation_config.json": _json(ids),
+        CONFIG: _json({"architectures": [spec.architectures[0]], **config, **ids}),
     }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    _write_weights(bindings, folder, seed, dtype, shard_bytes, progress)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_weights(bindings, folder, seed, dtype, shard_bytes, progress)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError("cannot write the checkpoint", where=str(folder), found=reason) from error
 
 
 def _json(content: Mapping[str, Any]) -> str:
@@ -117,7 +124,7 @@ def _require_room(folder: Path, needed: int) -> None:
         raise CheckpointError(
             "the disk has no room for the checkpoint",
             where=str(folder),
-            found=f"{free / 2**30:.1f} GiB free",
-            expected=f"{needed / 2**30:.1f} GiB",
+            found=f"{free / 2**30:.3g} GiB free",
+            expected=f"{needed / 2**30:.3g} GiB",
             hint="fewer --layers, a narrower --format, or another folder",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from dgpp_core.checkpoint.check import check_bindings, parts_of
 from dgpp_core.checkpoint.config_json import read_config
 from dgpp_core.checkpoint.headers import INDEX, read_headers
 from dgpp_core.checkpoint.loader import CheckpointWeights
+from dgpp_core.checkpoint.locate import incomplete
 from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.checkpoint.synth_values import dense_pieces, random_tensor, stored_tensors
 from dgpp_core.formats.codec import decode
@@ -127,6 +129,25 @@ def test_a_full_disk_is_seen_before_the_first_byte(
         synthesise(spec, table, spec.tiny_config, tmp_path, seed=1)
     assert str(tmp_path) in str(caught.value)
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_what_was_not_finished_is_no_checkpoint(tmp_path: Path, spec: ModelSpec, table: BindingTable) -> None:
+    """The limit on a file's size stands for the disk that fills while it is written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(CheckpointError, match="cannot write the checkpoint") as caught:
+            synthesise(spec, table, spec.tiny_config, tmp_path / "new", seed=0, shard_bytes=1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (caught.value.where, caught.value.found) == (str(tmp_path / "new"), "File too large")
+    assert incomplete(tmp_path / "new") == "no config.json"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, spec: ModelSpec, table: BindingTable) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
+        synthesise(spec, table, spec.tiny_config, tmp_path / "file" / "new", seed=0)
 
 
 def test_config_names_the_tokenizers_own_control_tokens(tmp_path: Path, spec: ModelSpec, table: BindingTable) -> None:
