@@ -95,7 +95,7 @@ def test_a_reply_that_cannot_go_on_ends_with_an_error_and_the_others_do_not_noti
     held: Callable[..., World],
 ) -> None:
     world = held()
-    dead = Grammar(source=sources.lark("start: a\na: b\nb: a"), ends=(END,))
+    dead = Grammar(source=f"{sources.TEXT_OPTIONS}\nstart: a\na: b\nb: a", ends=(END,))
     broken, fine = run(world, dead, GREEDY), run(world, CODE, GREEDY)
     malformed = run(world, Grammar(source="start: (", ends=(END,)), GREEDY)
     replies = world.run()

@@ -10,10 +10,14 @@ import json
 import re
 from typing import Any
 
+from dgpp_core.text.grammar.endings import endless_rule
 from dgpp_core.text.grammar.schema import check_schema
 
 MAX_SPACE = 16
 """White space characters between two parts of a JSON text."""
+
+MAX_LARK = 65_536
+"""Characters of a client's own grammar."""
 
 ANY_OBJECT = {"type": "object"}
 
@@ -84,12 +88,16 @@ def lark(definition: str) -> str:
 
     Raises:
         GrammarError: it uses what is not plain Lark: control tokens, rule attributes, priorities, templates of the
-            library.
+            library; or a rule has no finite text.
     """
+    if len(definition) > MAX_LARK:
+        raise GrammarError(f"it is larger than {MAX_LARK} characters")
     for found in _OUTSIDE.finditer(definition):
         if found["refused"]:
             line = definition.count("\n", 0, found.start()) + 1
             raise GrammarError(f"line {line}: {found['refused']!r} is not supported")
+    if (name := endless_rule(definition)) is not None:
+        raise GrammarError(f"no finite text matches the rule {name!r}")
     return f"{TEXT_OPTIONS}\n{definition}\n"
 
 
