@@ -15,6 +15,7 @@ from typing import IO, cast
 
 import msgspec
 
+from dgpp_core.api.errors import EngineError
 from dgpp_core.text.grammar.frames import Tokens, Verdict, write_frame
 from dgpp_core.text.grammar.limits import COMPILE_SECONDS, MAX_SOURCE
 from dgpp_core.text.grammar.sources import GrammarError
@@ -45,10 +46,21 @@ class Trial:
             self._idle.put(process)
 
     def start(self) -> None:
-        """Start a process now, so that the first request need not wait for it."""
+        """Start a process now, so that the first request need not wait for it.
+
+        Raises:
+            EngineError: it does not come up.
+        """
         process = self._idle.get()
         try:
             process.start()
+        except (TimeoutError, OSError) as error:
+            raise EngineError(
+                "the process that tries grammars does not start",
+                found=str(error) or type(error).__name__,
+                expected=f"an answer within {START_SECONDS:g} s",
+                hint="its own message stands above; llguidance and numpy must import within 2 GiB of address space",
+            ) from error
         finally:
             self._idle.put(process)
 

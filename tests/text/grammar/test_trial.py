@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dgpp_core.api.errors import EngineError
 from dgpp_core.text.grammar import sources
 from dgpp_core.text.grammar.frames import Tokens
 from dgpp_core.text.grammar.sources import GrammarError
@@ -91,3 +92,11 @@ def test_a_process_that_died_is_replaced(trial: Trial) -> None:
         process._process.kill()
         process._process.wait()
     trial.check(sources.json_schema({"const": "anew"}))
+
+
+def test_a_process_that_does_not_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    broken = Trial(Tokens(WIDTH, END, {}), processes=1)
+    with pytest.raises(EngineError, match="does not start"):
+        broken.start()
+    broken.close()
