@@ -5,6 +5,7 @@ The loader, the memory plan, the random-checkpoint writer and the conformance ki
 
 from __future__ import annotations
 
+import fnmatch
 from typing import Literal
 
 import msgspec
@@ -80,7 +81,8 @@ class BindingTable(msgspec.Struct, frozen=True):
         shared: pairs (target, target): the second parameter is the first one's data in another resident form
             (a tied output head), so that the plan counts it.
         stacks: the targets that are several matrices used one by one.
-        recoded: the targets that a GPU holds a second time.
+        recoded: the targets that a GPU holds a second time, where drafts are made.
+        draft: shell-style patterns of the targets that only the drafter takes.
     """
 
     tensors: tuple[Binding, ...]
@@ -88,3 +90,22 @@ class BindingTable(msgspec.Struct, frozen=True):
     shared: tuple[tuple[str, str], ...] = ()
     stacks: tuple[Stack, ...] = ()
     recoded: tuple[Recoded, ...] = ()
+    draft: tuple[str, ...] = ()
+
+    def for_serving(self, *, drafting: bool) -> BindingTable:
+        """What is taken of it: without drafts, the drafter's tensors are passed over."""
+        if drafting or not self.draft:
+            return self
+
+        def drafts(target: str) -> bool:
+            return any(fnmatch.fnmatchcase(target, pattern) for pattern in self.draft)
+
+        left = [binding for binding in self.tensors if drafts(binding.target)]
+        names = [name for b in left for name in (b.name, b.name.removesuffix("weight") + "*")]
+        return msgspec.structs.replace(
+            self,
+            tensors=tuple(binding for binding in self.tensors if not drafts(binding.target)),
+            ignored=(*self.ignored, *names),
+            stacks=tuple(stack for stack in self.stacks if not drafts(stack.target)),
+            recoded=(),
+        )

@@ -136,6 +136,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         weights: the checkpoint's parameters.
         bus: this rank's collectives; ``bus.rank`` and ``bus.world`` say which part of each cut tensor it holds.
         bf16_form: how a GPU keeps the BF16 matrices that decoding streams: as they are, or in 12 bits a weight.
+        drafting: whether a drafter will be built too.
     """
 
     device: torch.device
@@ -143,6 +144,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     weights: Weights
     bus: Bus
     bf16_form: Literal["bf16", "bf12"] = "bf16"
+    drafting: bool = True
 
 
 class Model(Protocol):

@@ -157,7 +157,9 @@ def _models(
     images: ImageCache | None,
 ) -> tuple[Model, Drafter | None]:
     """The model of a rank and its drafter, with their weights."""
-    model, config, table = prepared.model, prepared.config, prepared.model.bindings(prepared.config)
+    model, config, drafting = prepared.model, prepared.config, prepared.geometry.step_width > 1
+    whole = model.bindings(config)
+    table = whole.for_serving(drafting=drafting)
     part = ImageShape(
         rank=bus.rank,
         world=bus.world,
@@ -177,9 +179,13 @@ def _models(
         )
 
     def build(source: ClosableWeights) -> tuple[Model, Drafter | None]:
-        shard = Shard(device=device, dtype=part.dtype, weights=source, bus=bus, bf16_form=prepared.bf16_form)
+        shard = Shard(
+            device=device, dtype=part.dtype, weights=source, bus=bus, bf16_form=prepared.bf16_form, drafting=drafting
+        )  # fmt: skip
         target = model.build(config, shard)
-        drafter = model.drafter(config, shard, target) if model.spec.draft_depth else None
+        # Where the table does not say which parameters are the drafter's, it has to take them all the same.
+        drafts = model.spec.draft_depth and (drafting or not whole.draft)
+        drafter = model.drafter(config, shard, target) if drafts else None
         source.finish()
         return target, drafter
 

@@ -16,6 +16,7 @@ from dgpp_core.api import BindingTable, ModelConfig, PagedGroup, PlanError, Plan
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.geometry import make_geometry
 from dgpp_core.engine.plan_terms import (
+    ALLOCATOR_PERMILLE,
     MIB,
     RUNTIME_BYTES,
     PlanLine,
@@ -123,7 +124,7 @@ def make_plan(
     Raises:
         CheckpointError: ``world`` ranks cannot divide a tensor.
     """
-    groups = for_device(groups, device_kind)
+    groups, table = for_device(groups, device_kind), table.for_serving(drafting=step_width > 1)
     fixed = [
         PlanLine("runtime", RUNTIME_BYTES[device_kind], "process and libraries"),
         *weight_lines(table, world, device_kind, settings.bf16_weights),
@@ -141,6 +142,9 @@ def make_plan(
         ]
         if (more := loading - sum(line.bytes for line in later)) > 0:
             later.append(PlanLine("loading", more, "packing a matrix takes more than serving does later"))
+        if device_kind == "cuda":
+            held = sum(line.bytes for line in (*fixed, *later) if line.exact)
+            later.append(PlanLine("allocator", held * ALLOCATOR_PERMILLE // 1000, "pages that tensors fill in part"))
         return [*fixed, *later]
 
     headroom = headroom_bytes(device_kind, available)

@@ -23,6 +23,10 @@ RUNTIME_BYTES: dict[DeviceKind, int] = {"cpu": 296 * MIB, "cuda": 768 * MIB}
 the first products of every kind, 293 MiB with SmolLM2-135M loaded, its tensors left out: what loading leaves in the
 allocator counts too (x86-64, Python 3.11, 2026-11-29). cuda: a bound on a context with its libraries' workspaces."""
 
+ALLOCATOR_PERMILLE = 12
+"""What torch reserves on a GPU beyond the tensors it holds, of their bytes: 0.47 GB of 38.6 with 16 layers of GLM-4.7
+(H200, torch 2.11, segments that grow, 2026-11-29)."""
+
 CONVERSION_BYTES = 32
 """Bytes a value that quantising a matrix at load takes: it in float32, and a few float32 steps of the encoder."""
 
@@ -38,7 +42,7 @@ GRAPH_BYTES = MIB
 ATTENTION_ROWS = 128
 """Prefill rows that share one attention product: `dgpp_core.layers.paged.CHUNK_ROWS`."""
 _ROW_TILE = 8
-_KEY_TILE = 64
+_KEY_TILE, _LEAST_KEYS = 64, 2
 
 
 class PlanLine(msgspec.Struct, frozen=True):
@@ -208,7 +212,7 @@ def attention_bytes(groups: Sequence[StateGroup], chunk: int, geometry: Geometry
     worst = 0
     for group in groups:
         if isinstance(group, PagedGroup):
-            tile, rows, reach = geometry.block_tokens, min(chunk, ATTENTION_ROWS), geometry.context
+            tile, rows, reach = max(_LEAST_KEYS, geometry.block_tokens), min(chunk, ATTENTION_ROWS), geometry.context
         elif isinstance(group, WindowGroup):
             tile, rows, reach = _KEY_TILE, chunk, group.window + max(chunk, geometry.step_width) + 2 * _KEY_TILE
         else:

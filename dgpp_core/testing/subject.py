@@ -65,7 +65,7 @@ class Subject:
         else:
             prepared = prepare_config(model, source, settings, kind)
         config = prepared.config
-        table = model.bindings(config)
+        table = model.bindings(config).for_serving(drafting=prepared.geometry.step_width > 1)
         extra = model.plan_terms(config, 1, msgspec.to_builtins(settings))
         self.plan: Plan = make_plan(
             table=table, groups=prepared.groups, config=config, settings=settings, world=1, device_kind=kind,

@@ -1,5 +1,6 @@
 """What a GLM-4.7 config.json may say, and the tensors that follow from it."""
 
+import fnmatch
 import json
 from collections import Counter
 from pathlib import Path
@@ -136,3 +137,15 @@ def test_the_dialect_has_reasoning_that_can_be_turned_off() -> None:
     assert dialect.reasoning == ("<think>", "</think>")
     assert dialect.thinking_switches == ("enable_thinking",)
     assert dialect.chat_template is None
+
+
+def test_without_drafts_the_drafters_tensors_are_passed_over() -> None:
+    whole = bindings(read_config(FULL))
+    served = whole.for_serving(drafting=False)
+    left = {b.name for b in whole.tensors} - {b.name for b in served.tensors}
+    assert left == {b.name for b in whole.tensors if b.name.startswith("model.layers.92.")}
+    assert not served.recoded
+    assert not any(stack.target.startswith("layers.92.") for stack in served.stacks)
+    names = [part.name for b in whole.tensors if b.name in left for part in parts(b.storage, b.name, b.shape)]
+    assert all(any(fnmatch.fnmatchcase(name, pattern) for pattern in served.ignored) for name in names)
+    assert whole.for_serving(drafting=True) is whole

@@ -160,7 +160,10 @@ class Glm47Model:
         self.embed = shard.weights.take("embed")
         self.layers = [Layer(config, shard, i, self.rope) for i in range(config.num_hidden_layers)]
         self.norm = shard.weights.take("norm")
-        self.head, self.draft_head = load_recoded(shard, "head", DRAFT_HEAD)
+        if shard.drafting:
+            self.head, self.draft_head = load_recoded(shard, "head", DRAFT_HEAD)
+        else:
+            self.head = self.draft_head = Linear.load(shard, "head")
 
     def forward(self, batch: StepBatch, state: State) -> Tensor:
         """Hidden states after the last norm, ``[R, hidden_size]``."""

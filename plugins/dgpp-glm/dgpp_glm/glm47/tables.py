@@ -116,7 +116,9 @@ def bindings(c: Glm47Config) -> BindingTable:
     mixtures = range(c.first_k_dense_replace, c.num_hidden_layers + 1)
     targets = (f"layers.{i}.experts.{part}" for i in mixtures for part in ("gate_up", "down"))
     stacks = tuple(Stack(target, c.n_routed_experts + 1, c.num_experts_per_tok + 1) for target in targets)
-    return BindingTable(tuple(out), ignored, stacks=stacks, recoded=(Recoded("head", DRAFT_HEAD),))
+    recoded = (Recoded("head", DRAFT_HEAD),)
+    drafters = ("draft.*", f"layers.{c.num_hidden_layers}.*")
+    return BindingTable(tuple(out), ignored, stacks=stacks, recoded=recoded, draft=drafters)
 
 
 def groups(c: Glm47Config, world: int) -> tuple[PagedGroup, ...]:
