@@ -13,6 +13,10 @@ from torch.nn import functional as F
 
 from dgpp_core.ops.linear import ROW_TILE
 
+KEY_TILE = 2
+"""Fewest keys of a tile; a smaller one is filled up with masked keys. A product with one column is one of a matrix and
+a vector, which MKL adds in an order that depends on the number of rows."""
+
 
 def tile_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
     """Grouped-query attention.
@@ -27,6 +31,9 @@ def tile_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: floa
     Returns:
         ``[B, n, query heads, Dv]``.
     """
+    if k.shape[3] < KEY_TILE:
+        more = KEY_TILE - k.shape[3]
+        k, v, visible = F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more)), F.pad(visible, (0, more))
     batch, n, heads, width = q.shape
     tiles, kv_heads, span = k.shape[1], k.shape[2], k.shape[3]
     share = heads // kv_heads

@@ -1,5 +1,6 @@
 """Tiled attention against softmax attention written out in float64, and its row bits against themselves."""
 
+import pytest
 import torch
 
 from dgpp_core.ops.tile_attention import tile_attention
@@ -48,3 +49,21 @@ def test_a_row_has_the_same_bits_alone_and_with_masked_tiles_behind_it() -> None
                 visible[b : b + 1, :tiles, row : row + 1], 0.25,
             )  # fmt: skip
             assert torch.equal(alone[0, 0], whole[b, row])
+
+
+@pytest.mark.parametrize("span", [1, 2, 3, 4])
+def test_a_row_has_the_same_bits_whatever_the_tile(span: int) -> None:
+    """Shapes of a small GLM-4.7: with tiles of one key MKL once added a row by how many rows came with it."""
+    source = torch.Generator().manual_seed(span)
+    tiles, heads, kv_heads, width = 5, 16, 4, 32
+    for batch, n in ((1, 3), (1, 16), (3, 4), (5, 6)):
+        q = torch.randn(batch, n, heads, width, generator=source)
+        k, v = torch.randn(2, batch, tiles, kv_heads, span, width, generator=source)
+        reach = torch.randint(0, tiles * span, (batch, 1, n, 1), generator=source)
+        visible = torch.arange(tiles * span).view(1, tiles, 1, span) <= reach
+        whole = tile_attention(q, k, v, visible, 0.2)
+        for b in range(batch):
+            one = slice(b, b + 1)
+            for row in range(n):
+                alone = tile_attention(q[one, row : row + 1], k[one], v[one], visible[one, :, row : row + 1], 0.2)
+                assert torch.equal(alone[0, 0], whole[b, row])
