@@ -156,14 +156,19 @@ def plan_of(chosen: Chosen, available: int | None) -> Plan:
 
     Args:
         available: bytes there are; None asks the machine.
+
+    Raises:
+        ConfigError: no request would fit, whatever the memory; a GPU is asked that is not there.
     """
-    from dgpp_core.engine.geometry import make_geometry
+    from dgpp_core.engine.geometry import make_geometry, require_room
     from dgpp_core.engine.plan import make_plan
 
     model, world, config = chosen.model, chosen.resolved.world, model_config(chosen)
     kind = device_kind(chosen.resolved.device)
     settings = chosen.resolved.engine.on_device(gpu=kind == "cuda")
     groups = for_device(model.groups(config, world), kind)
+    geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
+    require_room(geometry, config)
     return make_plan(
         table=model.bindings(config),
         groups=groups,
@@ -171,7 +176,7 @@ def plan_of(chosen: Chosen, available: int | None) -> Plan:
         settings=settings,
         world=world,
         device_kind=kind,
-        step_width=make_geometry(config, groups, settings, model.spec.draft_depth).step_width,
+        step_width=geometry.step_width,
         extra=model.plan_terms(config, world, msgspec.to_builtins(settings)),
         available=_available(kind) if available is None else available,
     )
@@ -184,6 +189,9 @@ def _available(kind: DeviceKind) -> int:
         return LinuxMemory().available()
     import torch
 
+    if not torch.cuda.is_available():
+        hint = "say with --available how much memory the planned one has"
+        raise ConfigError("no CUDA device is available", where="--device", found=kind, hint=hint)
     return int(torch.cuda.mem_get_info()[0])
 
 

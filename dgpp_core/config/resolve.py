@@ -106,8 +106,9 @@ def resolve(deployment: Deployment, site: Site, flags: Mapping[str, object]) -> 
             found=f"{len(site.nodes)}: {' '.join(site.nodes)}",
             hint="name the nodes in the site file, rank 0 first",
         )
-    if not re.fullmatch(r"(cpu|cuda(:\d+)?)?", device := own.get("device", "")):
-        raise ConfigError("--device names no device", where=COMMAND_LINE, found=device, expected="cpu, cuda or cuda:N")
+    if not re.fullmatch(r"(auto|cpu|cuda(:\d+)?)?", device := own.get("device", "")):
+        expected = "auto, cpu, cuda or cuda:N"
+        raise ConfigError("--device names no device", where=COMMAND_LINE, found=device, expected=expected)
     nodes = site.nodes[: deployment.world_size]
     ports = Ports(http=http.port, fabric=site.fabric_port, journal=site.journal_port)
     _check_ports(ports, len(nodes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
@@ -88,16 +89,22 @@ def prepare_config(
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device ``name``; ``auto`` is the first CUDA device, or the CPU."""
+    """The torch device ``name``; ``auto`` is the first CUDA device, or the CPU.
+
+    Raises:
+        ConfigError: another kind of device, or one that is not there.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError("unknown device", where="--device", found=name, expected="auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError("unknown device", where="--device", found=name, expected="auto, cpu, cuda or cuda:N")
+    kind, _, number = name.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if not count:
         raise ConfigError("no CUDA device is available", where="--device", found=name, hint="use --device cpu")
-    return device
+    if number and int(number) >= count:
+        raise ConfigError("no such CUDA device", where="--device", found=name, expected=f"cuda:0 to cuda:{count - 1}")
+    return torch.device(name)
 
 
 class ClosableWeights(Weights, Protocol):

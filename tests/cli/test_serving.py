@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from dgpp_core.api import ConfigError, PluginError
@@ -62,6 +63,21 @@ def test_a_plan_that_does_not_fit_is_exit_1_with_table_and_advice() -> None:
     assert done.exit_code == 1
     assert "the plan does not fit" in done.stdout
     assert "kv_capacity" in done.stderr.split("next step")[1]
+
+
+def test_a_plan_that_nobody_could_be_served_by_is_refused_as_serving_would() -> None:
+    done = run("plan", "--plugin", "smollm2", "--device", "cpu", "--kv-capacity", "1", "--block-tokens", "1")
+    assert done.exit_code == 2
+    assert "no request fits the KV pool" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, whose memory is asked")
+def test_the_plan_of_a_gpu_that_is_not_here_asks_for_its_memory() -> None:
+    done = run("plan", "--plugin", "smollm2", "--device", "cuda")
+    assert done.exit_code == 2
+    assert "--available" in done.stderr
+    assert run("plan", "--plugin", "smollm2", "--device", "cuda", "--available", str(64 * GIB)).exit_code == 0
+    assert run("plan", "--plugin", "smollm2", "--device", "auto").exit_code == 0
 
 
 def test_the_advice_of_a_plan_is_right() -> None:

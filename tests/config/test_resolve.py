@@ -52,6 +52,7 @@ def test_a_model_alone_serves_its_repository() -> None:
     found = resolved({"plugin": "n", "checkpoint": "/folder", "device": "cpu"}, default_deployment(spec))
     assert (found.model, found.plugin, found.checkpoint, found.device) == ("org/n", "n", "/folder", "cpu")
     assert (found.world, found.served_name) == (1, "org/n")
+    assert resolved({"device": "auto"}, default_deployment(spec)).device == "auto"
     assert resolved({"model_alias": "mine"}, default_deployment(spec)).served_name == "mine"
 
 
