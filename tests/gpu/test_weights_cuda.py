@@ -99,7 +99,7 @@ def test_a_stack_takes_its_own_room_and_a_little_more(glm: LoadedModel, tmp_path
     before = torch.cuda.memory_allocated()
     matrix = load(made, entries, CUDA, 1).matrix("gate")
     size = sum(tensor.nbytes for tensor in matrix.tensors().values())
-    assert torch.cuda.max_memory_allocated() - before < 1.6 * size  # eight experts: one and the probe of two beside it
+    assert torch.cuda.max_memory_allocated() - before < 1.9 * size  # eight experts: some beside the stack, never all
 
 
 @pytest.mark.parametrize("form", ["bf16", "fp8", "nvfp4"])
