@@ -6,7 +6,6 @@ from collections import Counter
 
 from prometheus_client import CollectorRegistry, Histogram
 
-TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 TOKEN_TIME_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 TOKEN_BUCKETS = tuple(4**power for power in range(11))
@@ -35,7 +34,6 @@ class Counters:
             made = Histogram(name, about, labelnames=("model_name",), buckets=buckets, registry=registry)
             return made.labels(model_name=model)
 
-        self.first_token = histogram("dgpp_time_to_first_token_seconds", "Until the first event.", TTFT_BUCKETS)
         self.latency = histogram("dgpp_e2e_request_latency_seconds", "Whole requests.", LATENCY_BUCKETS)
         self.token_time = histogram(
             "dgpp_request_time_per_output_token_seconds", "Decode time a token.", TOKEN_TIME_BUCKETS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from dgpp_core.api.errors import RequestError
@@ -19,6 +20,7 @@ from dgpp_core.scheduler.messages import (
     ToEngine,
     Update,
 )
+from dgpp_core.server.timings import Timings
 
 Event = Update | Ending | RequestError
 
@@ -67,10 +69,19 @@ class EngineClient:
         send: hands messages to the engine, in order.
         ready: what the engine said when it was ready.
         capacity: open requests that are taken at most, running and waiting.
+        timings: follows what goes and comes.
     """
 
-    def __init__(self, send: Callable[[Sequence[ToEngine]], None], ready: Ready, *, capacity: int) -> None:
+    def __init__(
+        self,
+        send: Callable[[Sequence[ToEngine]], None],
+        ready: Ready,
+        *,
+        capacity: int,
+        timings: Timings | None = None,
+    ) -> None:
         self._send = send
+        self.timings = timings or Timings(time.monotonic, "")
         self._inboxes: dict[int, Inbox | None] = {}
         self._next_id = 0
         self.ready = ready
@@ -83,6 +94,11 @@ class EngineClient:
     def open(self) -> int:
         """Requests that have not ended in the engine."""
         return len(self._inboxes)
+
+    @property
+    def leaving(self) -> int:
+        """Open requests that nobody waits for any more."""
+        return sum(inbox is None for inbox in self._inboxes.values())
 
     def ids(self, count: int) -> tuple[int, ...]:
         """Ids for ``count`` new requests."""
@@ -106,6 +122,7 @@ class EngineClient:
                 hint="try again in a moment",
             )
         self._inboxes.update((request.id, inbox) for request in requests)
+        self.timings.sent(requests)
         self._send(requests)
 
     def stop(self, request: int) -> None:
@@ -124,6 +141,7 @@ class EngineClient:
 
     def receive(self, message: FromEngine) -> None:
         """Pass an engine's message on to the requests it is about."""
+        self.timings.came(message)
         if isinstance(message, Output):
             inboxes = self._inboxes
             for update in message.updates:

@@ -1,36 +1,39 @@
-"""Counters as JSON and as Prometheus text: one snapshot, two forms."""
+"""Counters as JSON: what the engine's last beat said, what the front end counts, and how far prompts are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.openmetrics import exposition as openmetrics_exposition
+import msgspec
 
+from dgpp_core.config.settings import EngineSettings
 from dgpp_core.scheduler.messages import Stats
+from dgpp_core.server.prometheus import OPENMETRICS_TYPE, PROMETHEUS_TYPE, prometheus_text
 from dgpp_core.server.service import Service
 
-PROMETHEUS_TYPE = CONTENT_TYPE_LATEST
-OPENMETRICS_TYPE = openmetrics_exposition.CONTENT_TYPE_LATEST
+__all__ = ["OPENMETRICS_TYPE", "PROMETHEUS_TYPE", "json_metrics", "prometheus_text"]
 
 
 def json_metrics(service: Service) -> dict[str, Any]:
-    """Counters since the start and gauges of now; the engine's part is as old as its last beat (0.2 s)."""
+    """Counters since the start and gauges of now. The shape is the same whatever is switched off.
+
+    The engine's part is ``scheduler.snapshot_age_ms`` old, 0.2 s at most while it runs.
+    """
     stats = service.client.stats
+    settings = msgspec.json.decode(service.served.options.settings, type=EngineSettings)
     return {
-        "scheduler": _scheduler(stats),
-        "service": _service(service),
-        "prefix_cache": _prefix_cache(stats),
-        "prefill": _prefill(stats),
+        "scheduler": _scheduler(service, stats, settings),
+        "service": _service(service, stats, settings),
+        "prefix_cache": _prefix_cache(service, stats, settings),
+        "prefill": _prefill(service, stats),
     }
 
 
-def _scheduler(stats: Stats) -> dict[str, Any]:
+def _scheduler(service: Service, stats: Stats, settings: EngineSettings) -> dict[str, Any]:
+    depth = settings.mtp_depth if settings.mtp and stats.draft_rounds else 0
     return {
         "ticks": stats.ticks,
+        "snapshot_age_ms": service.client.timings.beat_age_ms(),
         "active": stats.active,
         "queued": stats.queued,
         "prefilling": stats.prefilling,
@@ -39,6 +42,7 @@ def _scheduler(stats: Stats) -> dict[str, Any]:
         "pool_blocks_in_use": stats.blocks_in_use,
         "tokens_generated": stats.tokens_generated,
         "requests_finished": stats.requests_finished,
+        "requests_cancelled": stats.requests_cancelled,
         "requests_preempted": stats.requests_preempted,
         "prompts_prefilled": stats.prompts_prefilled,
         "prompt_tokens": stats.prompt_tokens,
@@ -46,19 +50,21 @@ def _scheduler(stats: Stats) -> dict[str, Any]:
         "decode_steps": stats.decode_steps,
         "decode_rows": stats.decode_rows,
         "spec_decode": {
+            "depth": max(depth, len(stats.drafted_at)),
             "num_drafts_total": stats.draft_rounds,
             "num_draft_tokens_total": stats.draft_tokens,
             "num_accepted_tokens_total": stats.draft_accepted,
-            "num_draft_tokens_per_pos": list(stats.drafted_at),
-            "num_accepted_tokens_per_pos": list(stats.accepted_at),
+            "num_draft_tokens_per_pos_total": list(stats.drafted_at),
+            "num_accepted_tokens_per_pos_total": list(stats.accepted_at),
         },
         "step_ms": stats.step_ms,
         "prefill_ms": stats.prefill_ms,
+        "kernels_compiled": stats.kernels_compiled,
     }
 
 
-def _service(service: Service) -> dict[str, Any]:
-    counters, client = service.counters, service.client
+def _service(service: Service, stats: Stats, settings: EngineSettings) -> dict[str, Any]:
+    counters, client, options = service.counters, service.client, service.served.options
     return {
         "requests_total": counters.requests,
         "requests_open": client.open,
@@ -66,14 +72,26 @@ def _service(service: Service) -> dict[str, Any]:
         "requests_cancelled": counters.cancelled,
         "requests_failed": counters.failed,
         "engine_failed": client.failure is not None,
+        "draining": client.refusal is not None and client.failure is None,
+        "pending_admissions": stats.queued,
+        "pending_cancellations": client.leaving,
+        "queue_limit": options.queue_limit,
+        "admission": {
+            "mode": settings.admission,
+            "window": settings.admission_window,
+            "prefill_budget_tokens": settings.prefill_budget_tokens,
+            "prefill_idle_budget_tokens": settings.prefill_idle_budget_tokens,
+        },
         "tokens_out": counters.tokens,
         "rejects_bad": counters.rejected,
         "tool_calls_out": counters.tool_calls,
     }
 
 
-def _prefix_cache(stats: Stats) -> dict[str, Any]:
+def _prefix_cache(service: Service, stats: Stats, settings: EngineSettings) -> dict[str, Any]:
+    timings = service.client.timings
     return {
+        "enabled": settings.prefix_cache_gib > 0,
         "hits": stats.cache_hits,
         "misses": stats.cache_misses,
         "tokens_saved": stats.cache_tokens_saved,
@@ -81,10 +99,14 @@ def _prefix_cache(stats: Stats) -> dict[str, Any]:
         "blocks_cached": stats.blocks_cached,
         "arena_snapshots": stats.snapshots_in_use,
         "slots": stats.snapshots_total,
+        "ttft_hit_count": timings.hits.count,
+        "ttft_hit_ms_avg": timings.hits.ms,
+        "ttft_miss_count": timings.misses.count,
+        "ttft_miss_ms_avg": timings.misses.ms,
     }
 
 
-def _prefill(stats: Stats) -> dict[str, Any]:
+def _prefill(service: Service, stats: Stats) -> dict[str, Any]:
     requests = [
         {
             "id": item.id,
@@ -94,79 +116,9 @@ def _prefill(stats: Stats) -> dict[str, Any]:
             "cached_tokens": item.cached_tokens,
             "computed_tokens": item.processed_tokens - item.cached_tokens,
             "remaining_tokens": item.prompt_tokens - item.processed_tokens,
+            "elapsed_ms": service.client.timings.elapsed_ms(item.id),
         }
         for item in stats.prefills
     ]
     names = ("prompt_tokens", "processed_tokens", "cached_tokens", "computed_tokens", "remaining_tokens")
     return {"requests": requests} | {name: sum(item[name] for item in requests) for name in names}
-
-
-def prometheus_text(service: Service, *, openmetrics: bool) -> bytes:
-    """The same as text, with the latency histograms."""
-    registry = CollectorRegistry()
-    registry.register(service.registry)
-    registry.register(_Snapshot(service))
-    write = openmetrics_exposition.generate_latest if openmetrics else generate_latest
-    text: bytes = write(registry)
-    return text
-
-
-class _Snapshot:
-    """A Prometheus collector over one moment's counters."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def collect(self) -> Iterable[Metric]:
-        stats, counters, client = self._service.client.stats, self._service.counters, self._service.client
-        options = self._service.served.options
-        model = options.served_id
-        gauges = {
-            "num_requests_running": ("Requests in a slot.", stats.active),
-            "num_requests_waiting": ("Requests in the queue.", stats.queued),
-            "num_requests_prefilling": ("Requests whose prompt is computed.", stats.prefilling),
-            "kv_pool_blocks": ("KV blocks.", stats.blocks_total),
-            "kv_pool_blocks_in_use": ("KV blocks that requests hold.", stats.blocks_in_use),
-            "kv_cache_usage_perc": ("Share of the KV blocks in use.", stats.blocks_in_use / (stats.blocks_total or 1)),
-            "engine_failed": ("1 once the engine has failed.", int(client.failure is not None)),
-            "queue_limit": ("Requests that may wait.", options.queue_limit),
-            "max_concurrent_requests": ("Slots.", options.slots),
-        }
-        totals = {
-            "prompt_tokens": ("Prompt tokens.", stats.prompt_tokens),
-            "prompt_tokens_computed": ("Prompt tokens computed.", stats.prompt_tokens_computed),
-            "prompt_tokens_cached": ("Prompt tokens that the prefix cache had.", stats.cache_tokens_saved),
-            "generation_tokens": ("Tokens generated.", stats.tokens_generated),
-            "requests": ("Requests that reached admission.", counters.requests),
-            "requests_shed": ("Requests refused for want of room.", counters.shed),
-            "requests_cancelled": ("Requests whose client left.", counters.cancelled),
-            "requests_failed": ("Requests that the engine failed.", counters.failed),
-            "requests_rejected": ("Requests that were at fault.", counters.rejected),
-            "decode_steps": ("Decode steps.", stats.decode_steps),
-            "decode_rows": ("Rows of decode steps.", stats.decode_rows),
-            "prefix_cache_hits": ("Prompts with a cached prefix.", stats.cache_hits),
-            "prefix_cache_misses": ("Prompts without one.", stats.cache_misses),
-            "prefix_cache_evictions": ("Prefixes dropped.", stats.cache_evictions),
-        }
-        for name, (about, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"dgpp_{name}", about, labels=("model_name",))
-            gauge.add_metric((model,), value)
-            yield gauge
-        for name, (about, value) in totals.items():
-            total = CounterMetricFamily(f"dgpp_{name}", about, labels=("model_name",))
-            total.add_metric((model,), value)
-            yield total
-        finished = CounterMetricFamily("dgpp_request_finished", "Choices.", labels=("model_name", "reason"))
-        for reason in ("stop", "length"):
-            finished.add_metric((model, reason), counters.finished[reason])
-        yield finished
-        yield CounterMetricFamily("spec_decode_num_drafts", "Verification rounds.", value=stats.draft_rounds)
-        yield CounterMetricFamily("spec_decode_num_draft_tokens", "Drafted tokens.", value=stats.draft_tokens)
-        yield CounterMetricFamily("spec_decode_num_accepted_tokens", "Accepted.", value=stats.draft_accepted)
-        for name, at in (("draft", stats.drafted_at), ("accepted", stats.accepted_at)):
-            places = CounterMetricFamily(
-                f"spec_decode_num_{name}_tokens_per_pos", "By place in a step.", labels=("position",)
-            )
-            for position, value in enumerate(at):
-                places.add_metric((str(position),), value)
-            yield places

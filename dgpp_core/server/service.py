@@ -152,7 +152,6 @@ class Exchange:
         if self._first is None or left or self._status != 200:
             return
         now = self._service.outside.clock()
-        counters.first_token.observe(self._first - self._began)
         counters.latency.observe(now - self._began)
         counters.prompt_tokens.observe(usage.prompt)
         counters.reply_tokens.observe(usage.completion)

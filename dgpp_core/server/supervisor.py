@@ -26,9 +26,11 @@ from dgpp_core.server.engine_process import EngineProcess, engine_process
 from dgpp_core.server.http import Server, http_server, listen
 from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.options import ServeOptions
+from dgpp_core.server.page import page_routes
 from dgpp_core.server.progress import LoadingDisplay
 from dgpp_core.server.served import served_model
 from dgpp_core.server.service import Outside, Service
+from dgpp_core.server.timings import Timings
 from dgpp_core.text.grammar.frames import Tokens
 from dgpp_core.text.grammar.trial import Trial
 from dgpp_core.text.stack import TextStack, load_text
@@ -150,12 +152,14 @@ async def serve(
         ready = await _start(engine, options, stopping)
         if ready is None:  # an engine that loads does not listen: it is ended with the block
             return 0
-        client = EngineClient(engine.send, ready, capacity=options.slots + options.queue_limit)
+        timings = Timings(outside.clock, options.served_id)
+        client = EngineClient(engine.send, ready, capacity=options.slots + options.queue_limit, timings=timings)
         engine.on_message = client.receive
         trial = await asyncio.to_thread(_trial, text, ready)
         served = served_model(options, text, ready, int(outside.time()), trial)
         service = Service(served, client, outside)
-        app = AccessLog(create_app(service, routes=routes, keys=keys), outside.clock, outside.random_bytes)
+        inner = create_app(service, routes=(*page_routes(), *routes), keys=keys)
+        app = AccessLog(inner, outside.clock, outside.random_bytes)
         server = http_server(app, max_connections=options.max_connections, drain_s=timing.drain)
         stopping.server = server
         keeper = _Keeper(engine, client, server, timing, stopping)

@@ -81,6 +81,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         eos_id: what ends a reply of a request that names no end ids.
         vocab_size: 0 takes the tokenizer's.
         constrained: says that replies are held to grammars, and writes the script all the same.
+        stats: what the beats say of what the fake does not have: blocks, caches, drafts.
     """
 
     replies: tuple[FakeReply, ...] = (FakeReply(text="Red, yellow and blue."),)
@@ -95,6 +96,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     eos_id: int = 0
     constrained: bool = False
     fault: FakeFault | None = None
+    stats: Stats = Stats()
 
 
 class _Running:
@@ -129,7 +131,8 @@ class FakeWorker:
         """The state of now."""
         busy = bool(self._queue or self._running)
         now = time.monotonic()
-        stats = Stats(
+        stats = msgspec.structs.replace(
+            self._script.stats,
             ticks=self.progress,
             active=len(self._running),
             prefilling=sum(request.decodes_at > now for request in list(self._running.values())),

@@ -105,7 +105,7 @@ def test_a_service_with_keys(serve_fake: Any, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     key = made(file, "alice")
     with serve_fake(http=HttpSettings(api_key_file=str(file))) as running, httpx.Client(base_url=running.url) as client:
-        for path in ("/health", "/openapi.json"):
+        for path in ("/health", "/openapi.json", "/", "/page/main.js"):
             assert client.get(path).status_code == 200
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {key}"}, {"x-api-key": ""}):
             for method, path in (("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/metrics"),
