@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
+from dgpp_core.api.errors import ConfigError
 from dgpp_core.cli.bench_options import Counts, facts, once, source_of, subject_options
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.config.strict import convert
 
 if TYPE_CHECKING:
     from dgpp_core.testing.subject import Memory, Subject
@@ -34,8 +36,21 @@ def _subject(settings: EngineSettings, device: str, accept: float | None, **chos
     from dgpp_core.testing.subject import Subject
 
     model, source = source_of(**chosen)
+    settings = convert(msgspec.to_builtins(settings), EngineSettings, "what is to be measured")
+    _require_drafts(settings, accept, model.spec.draft_depth)
     judge = None if accept is None else ForcedAcceptance(accept)
     return Subject(model, source, settings, pick_device(device), judge=judge), source
+
+
+def _require_drafts(settings: EngineSettings, accept: float | None, most: int) -> None:
+    """Refuse drafts that a model with at most ``most`` would not make, which would be measured as if it did."""
+    if settings.mtp and settings.mtp_depth > most:
+        expected = f"at most {most}" if most else "a model that drafts"
+        raise ConfigError(
+            "the model does not draft so many", where="--mtp-depth", found=str(settings.mtp_depth), expected=expected
+        )
+    if accept is not None and not settings.mtp:
+        raise ConfigError("no drafts are made that could stand", where="--accept-rate", hint="add --mtp-depth")
 
 
 def _report(subject: Subject, source: Any, plugin: str, form: str | None) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dgpp_core.api import ConfigError
+
 _WORD = 0xFFFFFFFF
 
 
@@ -19,9 +21,14 @@ class ForcedAcceptance:
 
     Args:
         rate: share of drafts that stand where those before them do, 0 to 1.
+
+    Raises:
+        ConfigError: ``rate`` is no share.
     """
 
     def __init__(self, rate: float) -> None:
+        if not 0 <= rate <= 1:
+            raise ConfigError("no share of drafts", where="--accept-rate", found=str(rate), expected="0 to 1")
         self._below = int(rate * (1 << 32))
 
     def __call__(self, lengths: Tensor, depth: int) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
+from dgpp_core.api import ConfigError
 from dgpp_core.engine.graphs import StaticRunner
 from dgpp_core.engine.runner import EagerRunner
 from dgpp_core.testing.traffic import Read, mean_chosen, read_bytes, recorded_reads
@@ -109,6 +110,9 @@ def measure_decode(
     Args:
         context: tokens of a stream in the middle of the measurement; its prompt is shorter by half of the steps.
         steps, runs: ``runs`` times ``steps`` steps are timed.
+
+    Raises:
+        ConfigError: the engine cannot serve what is measured.
     """
     engine, width = world.engine, world.engine.depth + 1
     most = width * (runs * steps + 2 * WARM_STEPS + 4)
@@ -118,8 +122,9 @@ def measure_decode(
         if world.scheduler.stats().active == streams and not world.scheduler.stats().prefilling:
             break
         world.tick()
+        _require(world, requests, "")
     else:
-        raise RuntimeError(f"{world.scheduler.stats().active} of {streams} streams run: the pool is too small")
+        raise _unserved(f"{world.scheduler.stats().active} of {streams} streams run: the pool is too small")
     for _ in range(WARM_STEPS):
         world.tick()
     reads = _reads_of_a_step(world)
@@ -131,6 +136,7 @@ def measure_decode(
         if clock_of_steps is not None:
             idle.append(clock_of_steps.idle_ms())
     committed = sum(len(world.replies[request].tokens) for request in requests) - before
+    _require(world, requests, "")
     _detach(world)
     world.tick(cancels=requests)
     world.run()
@@ -153,8 +159,12 @@ def measure_decode(
 
 
 def measure_prefill(world: World, clock: Clock, *, tokens: int, runs: int) -> PrefillTime:
-    """Time to the first token of prompts that nobody has sent before, and of one whose prefix is cached."""
-    world.reply(prompt_of(world, tokens, 0), 1)
+    """Time to the first token of prompts that nobody has sent before, and of one whose prefix is cached.
+
+    Raises:
+        ConfigError: the engine cannot serve such a prompt.
+    """
+    _time_to_first(world, clock, prompt_of(world, tokens, 0))
     cold = [_time_to_first(world, clock, prompt_of(world, tokens, 1 + run)) for run in range(runs)]
     warm = [_time_to_first(world, clock, prompt_of(world, tokens, runs)) for _ in range(runs)]
     ms, cached_ms = (statistics.median(each.ms for each in times) for times in (cold, warm))
@@ -196,7 +206,21 @@ def _time_to_first(world: World, clock: Clock, prompt: Sequence[int]) -> _First:
     world.tick()
     launched = clock()
     world.run()
-    return _First((clock() - start) * 1e3, (launched - start) * 1e3, world.replies[request].cached)
+    ended = clock()
+    _require(world, [request], "length")
+    return _First((ended - start) * 1e3, (launched - start) * 1e3, world.replies[request].cached)
+
+
+def _require(world: World, requests: Sequence[int], reason: str) -> None:
+    """Refuse to measure requests that have not ended for ``reason``; where it is empty, that have ended."""
+    for request in requests:
+        if (reply := world.replies[request]).reason != reason:
+            raise _unserved(reply.error or f"a request ended: {reply.reason}")
+
+
+def _unserved(found: str) -> ConfigError:
+    what, hint = "the engine does not serve what is to be measured", "measure fewer tokens, steps or runs"
+    return ConfigError(what, where="the benchmark", found=found, hint=hint)
 
 
 def _reads_of_a_step(world: World) -> list[Read]:

@@ -66,6 +66,20 @@ def test_random_weights_need_no_checkpoint_and_say_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
+        (("prefill", "--tokens", "2048"), "exceed the context of 2048"),
+        (("decode", "--context", "3000"), "exceed the context of 2048"),
+        (("prefill", "--tokens", str(10**30)), "kv_capacity"), (("decode", "--streams", str(10**9)), "max_concurrency"),
+        (("decode", "--mtp-depth", "1"), "--mtp-depth"), (("decode", "--accept-rate", "0.5"), "--accept-rate"),
+        (("decode", "--accept-rate", "nan"), "--accept-rate"),
+    ],
+)  # fmt: skip
+def test_what_the_model_cannot_do_is_not_measured(folder: Path, arguments: tuple[str, ...], named: str) -> None:
+    assert named in run(*arguments, "--checkpoint", str(folder), "--runs", "1", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
         (("decode", "--layers", "1"), "--layers"), (("decode", "--format", "bf16"), "--format"),
         (("decode", "--random", "--checkpoint", "x"), "--checkpoint"), (("decode", "--streams", "1,0"), "1,0"),
         (("decode", "--random", "--layers", "0"), "--layers"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 import torch
 
-from dgpp_core.api import CheckpointError, ModelConfig
+from dgpp_core.api import CheckpointError, ConfigError, ModelConfig
 from dgpp_core.cli.synth import in_format
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import LoadedModel, load_plugins
@@ -91,3 +93,9 @@ def test_first_drafts_stand_at_the_rate_that_was_asked_for(rate: float, depth: i
         length = length + 1 + accepted
         assert 0 <= accepted <= depth
     assert first / steps == pytest.approx(rate, abs=0.04)
+
+
+@pytest.mark.parametrize("rate", [math.nan, -0.1, 1.1, math.inf])
+def test_a_rate_that_is_no_share(rate: float) -> None:
+    with pytest.raises(ConfigError, match="no share of drafts"):
+        ForcedAcceptance(rate)
