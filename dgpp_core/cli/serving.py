@@ -160,6 +160,7 @@ def plan_of(chosen: Chosen, available: int | None) -> Plan:
     Raises:
         ConfigError: no request would fit, whatever the memory; a GPU is asked that is not there.
     """
+    from dgpp_core.engine.families import require_families, step_depths
     from dgpp_core.engine.geometry import make_geometry, require_room
     from dgpp_core.engine.plan import make_plan
 
@@ -169,6 +170,8 @@ def plan_of(chosen: Chosen, available: int | None) -> Plan:
     groups = for_device(model.groups(config, world), kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
     require_room(geometry, config)
+    if kind == "cuda" and settings.decode_graph:
+        require_families(geometry.slots, step_depths(geometry.step_width - 1, settings))
     return make_plan(
         table=model.bindings(config),
         groups=groups,

@@ -30,6 +30,7 @@ from dgpp_core.checkpoint.image import ImageCache, ImageShape, build_with_image
 from dgpp_core.checkpoint.loader import CheckpointWeights
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
+from dgpp_core.engine.families import require_families, step_depths
 from dgpp_core.engine.geometry import Geometry, make_geometry, require_room
 from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.host.loading import LoadedModel
@@ -84,6 +85,8 @@ def prepare_config(
     groups = for_device(model.groups(config, world), device_kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
     require_room(geometry, config)
+    if device_kind == "cuda" and settings.decode_graph:
+        require_families(geometry.slots, step_depths(geometry.step_width - 1, settings))
     form: Literal["bf16", "bf12"] = "bf16" if settings.bf16_weights == "checkpoint" else "bf12"
     return Prepared(model, config, entries or {}, groups, geometry, world, form)
 

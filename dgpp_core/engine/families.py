@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from dgpp_core.api import ConfigError
+from dgpp_core.config.settings import EngineSettings
+
+MOST_FAMILIES = 64
+
 
 def family_sizes(slots: int) -> list[int]:
     """Segments of each family for up to ``slots`` requests: powers of two, the numbers halfway, and ``slots`` itself.
@@ -22,3 +29,20 @@ def depth_ladder(depth: int, least: int) -> tuple[int, ...]:
         least: no shallower one, unless ``depth`` is.
     """
     return tuple(sorted({depth, *(rung for rung in (1, 2, 4, 8) if least <= rung < depth)}))
+
+
+def step_depths(depth: int, settings: EngineSettings) -> tuple[int, ...]:
+    """Draft depths that an engine's steps may have, ``depth`` being the deepest."""
+    return depth_ladder(depth, settings.mtp_schedule_min_depth) if settings.mtp_schedule and depth else (depth,)
+
+
+def require_families(slots: int, depths: Sequence[int]) -> None:
+    """Raise `ConfigError` where steps of up to ``slots`` requests at ``depths`` are too many shapes to capture."""
+    if len(sizes := family_sizes(slots)) * len(depths) > MOST_FAMILIES:
+        raise ConfigError(
+            "too many decode shapes",
+            where="max_concurrency",
+            found=f"{len(sizes)} request counts x {len(depths)} draft depths",
+            expected=f"<= {MOST_FAMILIES}",
+            hint="lower max_concurrency or mtp_depth, or set decode_graph to false",
+        )

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import EngineError
-from dgpp_core.engine.families import family_sizes
+from dgpp_core.engine.families import family_sizes, require_families
 from dgpp_core.engine.program import DecodeProgram, Verified
 from dgpp_core.engine.runner import Step
 from dgpp_core.engine.transfer import upload
 
-MAX_FAMILIES = 64
 WARM_STEPS = 2
 
 Mark = Callable[[str], None]
@@ -174,14 +173,8 @@ class StaticRunner:
     def __init__(
         self, program: DecodeProgram, slots: int, depths: Sequence[int], max_length: int, device: torch.device
     ) -> None:
+        require_families(slots, depths)
         sizes = family_sizes(slots)
-        if len(sizes) * len(depths) > MAX_FAMILIES:
-            raise EngineError(
-                "too many decode shapes",
-                found=f"{len(sizes)} request counts x {len(depths)} draft depths",
-                expected=f"<= {MAX_FAMILIES}",
-                hint="lower max_concurrency or mtp_depth",
-            )
         self._sizes, self._device = sizes, device
         self._families = {
             (size, depth): Family(program, size, depth + 1, max_length, device) for depth in depths for size in sizes

@@ -12,7 +12,7 @@ from dgpp_core.checkpoint.cuts import cut_shape
 from dgpp_core.checkpoint.headers import STAGING_BYTES
 from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.engine.families import family_sizes
+from dgpp_core.engine.families import family_sizes, step_depths
 from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_bytes
 from dgpp_core.formats.resident import Bf16Form, DeviceKind, resident_bytes, stored_bytes
 
@@ -189,11 +189,12 @@ def scratch_lines(
         attention = attention_bytes(groups, chunk, geometry, widths)
         yield PlanLine("attention", attention, f"{min(chunk, ATTENTION_ROWS)} rows over {geometry.context} tokens")
     elif settings.decode_graph:
-        sizes = family_sizes(geometry.slots)
-        kept = sum(sizes) * geometry.step_width * 4 * (vocab_size + 2 * widths.hidden)
+        sizes, depths = family_sizes(geometry.slots), step_depths(geometry.step_width - 1, settings)
+        kept = sum(sizes) * sum(1 + depth for depth in depths) * 4 * (vocab_size + 2 * widths.hidden)
         weights = geometry.slots * geometry.step_width * vocab_size * 8
-        total = 3 * len(sizes) * GRAPH_BYTES + kept + weights
-        yield PlanLine("decode graphs", total, f"3 graphs each of {len(sizes)} shapes")
+        shapes = len(sizes) * len(depths)
+        total = 3 * shapes * GRAPH_BYTES + kept + weights
+        yield PlanLine("decode graphs", total, f"3 graphs each of {shapes} shapes")
 
 
 def chunk_rows(settings: EngineSettings, geometry: Geometry) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.engine.families import depth_ladder
+from dgpp_core.engine import families
 from dgpp_core.engine.geometry import Geometry
 from dgpp_core.scheduler.limits import Limits
 
@@ -41,5 +41,4 @@ def limits_from(
 
 def step_depths(geometry: Geometry, settings: EngineSettings) -> tuple[int, ...]:
     """Draft depths that an engine's steps may have."""
-    depth = geometry.step_width - 1
-    return depth_ladder(depth, settings.mtp_schedule_min_depth) if settings.mtp_schedule else (depth,)
+    return families.step_depths(geometry.step_width - 1, settings)

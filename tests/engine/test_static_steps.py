@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import torch
 
-from dgpp_core.api import EngineError, StepBatch
+from dgpp_core.api import ConfigError, StepBatch
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.engine.families import family_sizes
-from dgpp_core.engine.graphs import MAX_FAMILIES, StaticRunner
+from dgpp_core.engine.families import MOST_FAMILIES, family_sizes
+from dgpp_core.engine.graphs import StaticRunner
 from dgpp_core.engine.operations import Begin, Decode, Operation, Prefill, Release
 from dgpp_core.host.loading import LoadedModel
 from dgpp_core.sampling.params import GREEDY, SamplingParams
@@ -122,9 +122,9 @@ def test_greedy_and_sampled_requests_share_a_step(toy: LoadedModel, toy_checkpoi
 
 def test_more_shapes_than_can_be_captured_are_refused(toy: LoadedModel, toy_checkpoint: Path) -> None:
     engine = world(toy, toy_checkpoint).engine
-    with pytest.raises(EngineError, match="too many decode shapes") as error:
+    with pytest.raises(ConfigError, match="too many decode shapes") as error:
         StaticRunner(engine.program, 1000, range(6), 100, engine.device)
-    assert str(MAX_FAMILIES) in error.value.expected
+    assert str(MOST_FAMILIES) in error.value.expected
 
 
 @pytest.mark.parametrize("static", [False, True])
