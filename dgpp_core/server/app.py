@@ -18,6 +18,9 @@ from dgpp_core.server.access import OPEN, key_guard
 from dgpp_core.server.answer import internal_error
 from dgpp_core.server.job import model_not_found
 from dgpp_core.server.keys import KeyRing
+from dgpp_core.server.messages.bodies import message_error
+from dgpp_core.server.messages.routes import MESSAGES_ROUTES
+from dgpp_core.server.messages.routes import PREFIX as MESSAGES
 from dgpp_core.server.metrics import OPENMETRICS_TYPE, PROMETHEUS_TYPE, json_metrics, prometheus_text
 from dgpp_core.server.models import ModelList, health, model_object
 from dgpp_core.server.openapi import document
@@ -27,6 +30,7 @@ from dgpp_core.server.responses.routes import RESPONSES_ROUTES
 from dgpp_core.server.routes import Incoming, Route, generate, json_answer, service_of
 from dgpp_core.server.service import Service
 from dgpp_core.server.sse import ChatStream, CompletionStream
+from dgpp_core.server.tokens import TOKEN_ROUTES
 
 log = logging.getLogger("dgpp.server")
 
@@ -38,7 +42,7 @@ def create_app(service: Service, *, routes: Sequence[Any] = (), keys: KeyRing | 
     """The application of ``service``, with further Litestar ``routes``; with ``keys``, requests must show one."""
     own = (chat, completions, list_models, get_model, get_health, get_metrics, get_openapi)
     return Litestar(
-        [*own, *RESPONSES_ROUTES, *routes],
+        [*own, *RESPONSES_ROUTES, *MESSAGES_ROUTES, *TOKEN_ROUTES, *routes],
         state=State({"service": service}),
         guards=[] if keys is None else [key_guard(keys)],
         exception_handlers={RequestError: _on_request_error, HTTPException: _on_http, Exception: _on_exception},
@@ -109,7 +113,8 @@ def _on_request_error(request: Incoming, error: RequestError) -> Response[bytes]
     headers = {"retry-after": "1"} if error.code == "overloaded" else {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(error_body(error), status_code=error.status, media_type="application/json", headers=headers)
+    encode = message_error if str(request.scope["path"]).startswith(MESSAGES) else error_body
+    return Response(encode(error), status_code=error.status, media_type="application/json", headers=headers)
 
 
 def _on_http(request: Incoming, error: HTTPException) -> Response[bytes]:

@@ -9,6 +9,7 @@ import msgspec
 
 from dgpp_core import __version__
 from dgpp_core.server.call_bodies import CalledCustom
+from dgpp_core.server.messages.openapi import MESSAGES_PATHS, MESSAGES_TYPES
 from dgpp_core.server.models import Health, ModelList, ModelObject
 from dgpp_core.server.openapi_parts import any_of, generates, reads, ref
 from dgpp_core.server.replies import (
@@ -22,6 +23,7 @@ from dgpp_core.server.replies import (
 )
 from dgpp_core.server.requests import ChatRequest, CompletionRequest
 from dgpp_core.server.responses.openapi import RESPONSES_PATHS, RESPONSES_TYPES, describe_responses
+from dgpp_core.server.tokens import TOKEN_PATHS, TOKEN_TYPES
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +183,7 @@ TYPES = (
 @cache
 def document() -> bytes:
     """The OpenAPI 3.1 document as JSON."""
-    types = (*TYPES, *RESPONSES_TYPES)
+    types = (*TYPES, *RESPONSES_TYPES, *MESSAGES_TYPES, *TOKEN_TYPES)
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     tools = {"type": "array", "maxItems": 128, "items": any_of(("FunctionTool", "CustomTool"))}
     messages = {"type": "array", "minItems": 1, "items": ref("ChatMessage")}
@@ -205,6 +207,8 @@ def _paths() -> dict[str, Any]:
         "/v1/chat/completions": generates("Answer a conversation.", "ChatRequest", "ChatCompletion", ref("ChatChunk")),
         "/v1/completions": generates("Continue a text.", "CompletionRequest", "Completion", ref("CompletionChunk")),
         **RESPONSES_PATHS,
+        **MESSAGES_PATHS,
+        **TOKEN_PATHS,
         "/v1/models": reads("List what is served.", {"application/json": ref("ModelList")}),
         "/v1/models/{model_id}": model | {"parameters": [model_id]},
         "/health": _health(),

@@ -107,11 +107,11 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 CHECK_ORDER = (
     "model", "previous_response_id", "background", "store", "user", "safety_identifier", "prompt_cache_key", "metadata",
     "modalities", "service_tier", "truncation", "max_completion_tokens", "max_tokens", "max_output_tokens",
-    "ignore_eos", "stream", "stream_options", "sse_ping_interval", "prefix_cache", "temperature", "top_p",
-    "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logprobs", "top_logprobs",
-    "include", "n", "stop", "logit_bias", "prompt", "instructions", "input", "messages",
-    "tools", "tool_choice", "parallel_tool_calls", "response_format", "text", "reasoning_effort",
-    "reasoning", "chat_template_kwargs",
+    "ignore_eos", "stream", "stream_options", "sse_ping_interval", "prefix_cache", "temperature", "top_p", "top_k",
+    "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logprobs", "top_logprobs",
+    "include", "n", "stop", "stop_sequences", "logit_bias", "tokens", "add_special_tokens", "return_token_strs",
+    "prompt", "instructions", "input", "system", "messages", "tools", "tool_choice", "parallel_tool_calls",
+    "response_format", "text", "output_config", "reasoning_effort", "reasoning", "thinking", "chat_template_kwargs",
 )  # fmt: skip
 """The order in which fields are checked: the first failure answers."""
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import msgspec
 import openai
@@ -121,6 +122,10 @@ class Running:
     def openai(self) -> openai.OpenAI:
         """The official client."""
         return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
+
+    def anthropic(self) -> anthropic.Anthropic:
+        """The official client of the other dialect."""
+        return anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0, timeout=30)
 
 
 @pytest.fixture(scope="session", name="wait_for")

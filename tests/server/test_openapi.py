@@ -26,7 +26,7 @@ CHECKS = (
 )  # fmt: skip
 EXAMPLES = {"/v1/chat/completions": 500, "/v1/completions": 1200}
 """Cases a mode; three modes make 5,100 of them."""
-FEW = 50
+FEW = 25
 STREAM_ENDS = {
     "/v1/chat/completions": r"\ndata: \[DONE\]\n\n\Z",
     "/v1/completions": r"\ndata: \[DONE\]\n\n\Z",

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.server.messages.requests import MessagesRequest
 from dgpp_core.server.parse import MAX_NESTING, parse_body, read_fields, shorten
 from dgpp_core.server.requests import CHECK_ORDER, ChatRequest, CompletionRequest
 from dgpp_core.server.responses.requests import ResponsesRequest
+from dgpp_core.server.tokens import DetokenizeRequest, TokenizeRequest
 
 
 def refused(body: bytes) -> RequestError:
@@ -20,7 +22,9 @@ def refused(body: bytes) -> RequestError:
 
 
 def test_every_field_is_checked() -> None:
-    forms = (ChatRequest, CompletionRequest, ResponsesRequest)
+    forms = (
+        ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, TokenizeRequest, DetokenizeRequest,
+    )  # fmt: skip
     assert {name for form in forms for name in form.__struct_fields__} == set(CHECK_ORDER)
     assert len(set(CHECK_ORDER)) == len(CHECK_ORDER)
 

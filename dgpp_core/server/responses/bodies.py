@@ -107,9 +107,10 @@ OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class InputDetails(msgspec.Struct, frozen=True):
-    """Prompt tokens that the prefix cache had."""
+    """Prompt tokens that the prefix cache had. Writing to it is never counted."""
 
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
