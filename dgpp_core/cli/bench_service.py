@@ -17,6 +17,7 @@ import click
 from dgpp_core.api.errors import EngineError
 from dgpp_core.cli.client import Client
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json
+from dgpp_core.cli.options import api_key_option
 
 EPILOG = """\b
 Examples:
@@ -31,10 +32,11 @@ _READY = "READY"
 @click.option("--url", default="http://127.0.0.1:18080", show_default=True, help="The running service.")
 @click.option("--streams", default=8, type=click.IntRange(1), show_default=True)
 @click.option("--max-tokens", default=64, type=click.IntRange(1), show_default=True)
+@api_key_option
 @json_option
-def serve(url: str, streams: int, max_tokens: int, as_json: bool) -> None:
+def serve(url: str, streams: int, max_tokens: int, api_key: str, as_json: bool) -> None:
     """Stream replies from a running service, all at once: chunks a second and time to the first."""
-    client = Client(url)
+    client = Client(url, key=api_key)
     model = client.model()
 
     def one(number: int) -> tuple[float, int]:

@@ -16,7 +16,7 @@ import click
 from dgpp_core.api.errors import DgppError, EngineError
 from dgpp_core.cli.client import Client, Message, request_body
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json, report
-from dgpp_core.cli.options import model_options, offline_option
+from dgpp_core.cli.options import api_key_option, model_options, offline_option
 
 EPILOG = """\b
 Examples:
@@ -38,6 +38,7 @@ LEAVE_S = 60.0
 @click.option("--temperature", type=float, help="Sampling temperature.  [default: the service's]")
 @click.option("--seed", type=int, help="Seed of every reply.")
 @click.option("--max-tokens", type=int, help="Reply limit in tokens.  [default: the service's]")
+@api_key_option
 @json_option
 @model_options
 @offline_option
@@ -48,6 +49,7 @@ def command(
     temperature: float | None,
     seed: int | None,
     max_tokens: int | None,
+    api_key: str,
     as_json: bool,
     offline: bool,
     **model: Any,
@@ -59,7 +61,7 @@ def command(
         raise click.UsageError("--url names a running service; --plugin, --config and --checkpoint start one.")
     if as_json and message is None:
         raise click.UsageError("--json goes with --message.")
-    with service([*start, *(["--offline"] if offline else [])]) if start else running(url) as client:
+    with service([*start, *(["--offline"] if offline else [])]) if start else running(url, api_key) as client:
         chat = Chat(client, system, options)
         if message is None:
             chat.converse()
@@ -70,9 +72,9 @@ def command(
 
 
 @contextlib.contextmanager
-def running(url: str | None) -> Iterator[Client]:
+def running(url: str | None, key: str) -> Iterator[Client]:
     """A service that runs already."""
-    yield Client(url or "http://127.0.0.1:18080")
+    yield Client(url or "http://127.0.0.1:18080", key=key)
 
 
 @contextlib.contextmanager
@@ -85,6 +87,7 @@ def service(arguments: list[str]) -> Iterator[Client]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     line = [sys.executable, "-m", "dgpp_core.cli", "serve", *arguments, f"--port={port}", "--host=127.0.0.1"]
+    line.append("--api-key-file=")  # the site's keys are for others
     quiet = {"DGPP_LOG_LEVEL": "warn", **os.environ}
     # A session of its own keeps Ctrl-C, which stops a reply, from stopping the service.
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=quiet, start_new_session=True)

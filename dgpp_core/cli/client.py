@@ -30,13 +30,15 @@ class Client:
     Args:
         url: ``http://HOST:PORT``, with or without ``/v1``.
         timeout: seconds without a byte; the service sends keep-alive comments more often than that.
+        key: the API key to show; empty for none.
     """
 
-    def __init__(self, url: str, timeout: float = 120.0) -> None:
+    def __init__(self, url: str, timeout: float = 120.0, key: str = "") -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError("not the address of a service", where="--url", found=url, expected="http://HOST:PORT")
         self.url, self._timeout = url, timeout
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._host, self._port = parts.hostname, parts.port or 80
         self._prefix = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
 
@@ -76,7 +78,7 @@ class Client:
         """The response of a request; its connection closes with the block."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
         payload = None if body is None else json.dumps(body).encode()
-        headers = {} if payload is None else {"Content-Type": "application/json"}
+        headers = self._headers if payload is None else {"Content-Type": "application/json", **self._headers}
         try:
             connection.request(method, self._prefix + path, payload, headers)
             response = connection.getresponse()

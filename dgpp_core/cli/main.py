@@ -42,6 +42,7 @@ Exit codes:
 \b
 Environment:
   DGPP_PLUGINS  plugins to load, with commas between, or none (default: all)
+  DGPP_API_KEY  the key that `dgpp chat` and `dgpp bench serve` show
   DGPP_DEBUG    1 prints the traceback of an error
 """
 

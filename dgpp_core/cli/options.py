@@ -60,6 +60,14 @@ def model_options(command: F) -> F:
 offline_option = click.option("--offline", is_flag=True, envvar="HF_HUB_OFFLINE", help="Stay off the network.")
 
 
+api_key_option = click.option(
+    "--api-key",
+    envvar="DGPP_API_KEY",
+    default="",
+    help="The key to show a service that wants one.  [env: DGPP_API_KEY]",
+)
+
+
 def capacity_options(command: F) -> F:
     """The engine's capacity, one option a key."""
     switches = (

@@ -16,6 +16,7 @@ from dgpp_core.server.counters import Counters
 from dgpp_core.server.engine_client import EngineClient
 from dgpp_core.server.generation import CallStart, Event, Finish, Generation
 from dgpp_core.server.job import Job
+from dgpp_core.server.logs import fields
 from dgpp_core.server.replies import Head
 from dgpp_core.server.served import Served
 
@@ -95,6 +96,24 @@ class Service:
         return int.from_bytes(self.outside.random_bytes(8), "little")
 
 
+class GenerationLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What the log says of a generation: tokens, and milliseconds until its first event and in all."""
+
+    id: str
+    status: int
+    prompt: int
+    completion: int
+    cached: int
+    finish: str
+    first_ms: float | None
+    total_ms: float
+
+    def text(self) -> str:
+        """The line of a text log."""
+        pairs = msgspec.structs.asdict(self).items()
+        return " ".join([self.id, *(f"{name}={value}" for name, value in pairs if name != "id")])
+
+
 class Exchange:
     """One request being answered. Iterate `batches` once and `close` it whatever happens."""
 
@@ -137,12 +156,17 @@ class Exchange:
         status = 499 if left else self._status  # the usual number for a client that went away
         self._count(left)
         usage = self.generation.usage
-        log.info(
-            "%s status=%d prompt=%d completion=%d cached=%d finish=%s first_ms=%s total_ms=%.1f",
-            self.head.id, status, usage.prompt, usage.completion, usage.cached, ",".join(self._reasons) or "none",
-            "none" if self._first is None else f"{(self._first - self._began) * 1e3:.1f}",
-            (self._service.outside.clock() - self._began) * 1e3,
-        )  # fmt: skip
+        line = GenerationLine(
+            id=self.head.id,
+            status=status,
+            prompt=usage.prompt,
+            completion=usage.completion,
+            cached=usage.cached,
+            finish=",".join(self._reasons) or "none",
+            first_ms=None if self._first is None else round((self._first - self._began) * 1e3, 1),
+            total_ms=round((self._service.outside.clock() - self._began) * 1e3, 1),
+        )
+        log.info("%s", line.text(), extra=fields(line))
 
     def _count(self, left: bool) -> None:
         counters, usage = self._service.counters, self.generation.usage

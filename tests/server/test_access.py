@@ -95,6 +95,8 @@ def test_every_request_has_a_line_with_its_id(root: logging.Logger, serve_fake: 
     assert third["request_id"].startswith("req-")
     (request,) = [line for line in found if line["logger"] == "dgpp.request"]
     assert request["request_id"] == first["request_id"]
+    assert (request["id"], request["finish"], request["cached"]) == (first["reply"], "stop", 0)
+    assert 0 <= request["first_ms"] <= request["total_ms"] <= first["duration_ms"] + 5
     assert not [line for line in ours if "sesame" in line or "secret" in line]
 
 

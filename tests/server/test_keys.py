@@ -125,6 +125,19 @@ def test_a_service_with_keys(serve_fake: Any, tmp_path: Path) -> None:
             bad.models.list()
 
 
+def test_our_own_client_shows_a_key(serve_fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = made(tmp_path / "keys", "alice")
+    with serve_fake(http=HttpSettings(api_key_file=str(tmp_path / "keys"))) as running:
+        ask = ["chat", "--url", running.url, "--message", "colors"]
+        monkeypatch.delenv("DGPP_API_KEY", raising=False)
+        assert "needs an API key" in CliRunner().invoke(cli, ask).stderr
+        assert CliRunner().invoke(cli, [*ask, "--api-key", key]).stdout == "Red, yellow and blue.\n"
+        monkeypatch.setenv("DGPP_API_KEY", key)
+        assert CliRunner().invoke(cli, ask).stdout == "Red, yellow and blue.\n"
+        bench = ["bench", "serve", "--url", running.url, "--streams", "1", "--max-tokens", "4"]
+        assert CliRunner().invoke(cli, bench).exit_code == 0
+
+
 def test_a_refused_body_is_not_waited_for(serve_fake: Any, tmp_path: Path) -> None:
     made(tmp_path / "keys", "alice")
     http = HttpSettings(api_key_file=str(tmp_path / "keys"))
