@@ -11,6 +11,9 @@ from torch import Tensor
 from dgpp_core.api.model import StepBatch
 from dgpp_core.ops.tile_attention import tile_attention
 
+Selection = tuple[Tensor, ...]
+"""Which keys each row attends to: for each of `PagedIndex.groups` bool ``[B, tiles, n, block_tokens]``, causal."""
+
 
 class PagedIndex:
     """What every paged layer of one step needs to know, computed once a step.
@@ -27,7 +30,7 @@ class PagedIndex:
     def block(self) -> Tensor:
         """int64 ``[R]``, the block of each row."""
         positions = torch.div(self.batch.positions, self.block_tokens, rounding_mode="floor")
-        return self.batch.block_tables[_row_segments(self.batch), positions]
+        return self.batch.block_tables[row_segments(self.batch), positions]
 
     @functools.cached_property
     def offset(self) -> Tensor:
@@ -43,17 +46,22 @@ class PagedIndex:
         """Put ``rows`` ``[R, heads, width]`` into one layer's pool ``[blocks, heads, block_tokens, width]``."""
         pool[self.block, :, self.offset] = rows.to(pool.dtype)
 
-    def attend(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
-        """Causal attention of ``q`` ``[R, query heads, D]`` over each request's rows; the step's own are written."""
+    def attend(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, chosen: Selection | None = None
+    ) -> Tensor:
+        """Causal attention of ``q`` ``[R, query heads, D]`` over each request's rows; the step's own are written.
+
+        ``chosen`` narrows what each row sees; a row must see one key at least.
+        """
         parts = []
-        for rows, blocks, visible in self.groups:
-            count = len(blocks)
+        for number, (rows, blocks, causal) in enumerate(self.groups):
+            visible, count = causal if chosen is None else chosen[number], len(blocks)
             queries = q[rows].view(count, -1, *q.shape[1:])
             parts.append(tile_attention(queries, k_pool[blocks], v_pool[blocks], visible, scale).flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _row_segments(batch: StepBatch) -> Tensor:
+def row_segments(batch: StepBatch) -> Tensor:
     """int64 ``[R]``, the segment of each row; of equal segments without a copy from the host, as a graph needs it."""
     rows, device = sum(batch.counts), batch.tokens.device
     if batch.uniform is not None:

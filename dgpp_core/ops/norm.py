@@ -1,4 +1,4 @@
-"""Root-mean-square norm (Zhang and Sennrich, 2019)."""
+"""Root-mean-square norm (Zhang and Sennrich, 2019) and layer norm (Ba et al., 2016)."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight if dtype is None else (normed * weight.float()).to(dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last axis, float32."""
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    return normed * weight.float() + bias.float()

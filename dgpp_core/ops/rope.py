@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021), the half-split form that Hugging Face checkpoints use."""
+"""Rotary position embedding (Su et al., 2021): half-split, as most checkpoints have it, and of neighbouring pairs."""
 
 from __future__ import annotations
 
@@ -41,3 +41,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x[..., :turned].chunk(2, dim=-1)
     pair = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
     return pair if turned == x.shape[-1] else torch.cat((pair, x[..., turned:]), dim=-1)
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As `rotate`, where the dimensions that turn together are neighbours, 2i and 2i + 1, and stay in their places."""
+    turned = 2 * cos.shape[-1]
+    even, odd = x[..., :turned:2], x[..., 1:turned:2]
+    pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+    return pairs if turned == x.shape[-1] else torch.cat((pairs, x[..., turned:]), dim=-1)
