@@ -12,27 +12,42 @@ TILE = 64
 
 
 def window_attend(
-    batch: StepBatch, q: Tensor, k: Tensor, v: Tensor, k_ring: Tensor, v_ring: Tensor, *, window: int, scale: float
+    batch: StepBatch,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_ring: Tensor,
+    v_ring: Tensor,
+    *,
+    window: int,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of each row over itself and the ``window - 1`` rows before it; writes the step's rows into the ring.
 
     Args:
         q: ``[R, query heads, D]``.
-        k, v: the step's rows, ``[R, kv heads, D]``.
-        k_ring, v_ring: one layer's rings, ``[slots, kv heads, ring, D]``, ``ring >= window + n`` for a verify step of n
-            rows a segment.
+        k, v: the step's rows, ``[R, kv heads, D]`` and ``[R, kv heads, Dv]``.
+        k_ring, v_ring: one layer's rings, ``[slots, kv heads, ring, D or Dv]``, ``ring >= window + n`` for a verify
+            step of n rows a segment.
+        sinks: ``[query heads]``, as in `tile_attention`.
+
+    Returns:
+        ``[R, query heads, Dv]``.
 
     Keys are taken in tiles at multiples of `TILE` of the absolute position, so that a row's tiles do not depend on
-    where a chunk began.
+    where a chunk began. With sinks, rows may have positions below zero (`dgpp_core.layers.delay`): no row sees them,
+    and they see nothing.
     """
     if batch.keep_rows and batch.uniform is not None:
-        return _attend_uniform(batch, q, k, v, k_ring, v_ring, window, scale)
+        return _attend_uniform(batch, q, k, v, k_ring, v_ring, window, scale, sinks)
     outs, row = [], 0
     for segment, count in enumerate(batch.counts):
         rows = slice(row, row + count)
         row += count
         slot, start = int(batch.slots[segment]), int(batch.lengths[segment])
-        outs.append(_attend_chunk(q[rows], k[rows], v[rows], k_ring[slot], v_ring[slot], start, window, scale))
+        rings = k_ring[slot], v_ring[slot]
+        outs.append(_attend_chunk(q[rows], k[rows], v[rows], *rings, start, window, scale, sinks))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -50,7 +65,15 @@ def _tiles(rows: Tensor) -> Tensor:
 
 
 def _attend_uniform(
-    batch: StepBatch, q: Tensor, k: Tensor, v: Tensor, k_ring: Tensor, v_ring: Tensor, window: int, scale: float
+    batch: StepBatch,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_ring: Tensor,
+    v_ring: Tensor,
+    window: int,
+    scale: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     n, ring, segments = batch.counts[0], k_ring.shape[2], len(batch.counts)
     positions = batch.positions.view(segments, n)
@@ -65,15 +88,24 @@ def _attend_uniform(
     heads = torch.arange(k_ring.shape[1], device=q.device).view(1, -1, 1)
     chosen_k, chosen_v = k_ring[slots.view(-1, 1, 1), heads, take], v_ring[slots.view(-1, 1, 1), heads, take]
     queries = q.view(segments, n, *q.shape[1:])
-    out = tile_attention(queries, _tiles(chosen_k), _tiles(chosen_v), _visible(keys, positions, window), scale)
+    visible = _visible(keys, positions, window)
+    out = tile_attention(queries, _tiles(chosen_k), _tiles(chosen_v), visible, scale, sinks)
     return out.flatten(0, 1)
 
 
 def _attend_chunk(
-    q: Tensor, k: Tensor, v: Tensor, k_ring: Tensor, v_ring: Tensor, start: int, window: int, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_ring: Tensor,
+    v_ring: Tensor,
+    start: int,
+    window: int,
+    scale: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     count, ring = q.shape[0], k_ring.shape[1]
-    base = max(0, start - window + 1) // TILE * TILE
+    base = max(min(0, start), start - window + 1) // TILE * TILE
     tiles = -(-(start + count - base) // TILE)
     keys = torch.arange(base, base + tiles * TILE, device=q.device)
     all_k, all_v = k_ring[:, keys % ring], v_ring[:, keys % ring]
@@ -81,7 +113,7 @@ def _attend_chunk(
     all_k[:, own], all_v[:, own] = k.transpose(0, 1).to(all_k.dtype), v.transpose(0, 1).to(all_v.dtype)
     positions = torch.arange(start, start + count, device=q.device)
     visible = _visible(keys.unsqueeze(0), positions.unsqueeze(0), window)
-    out = tile_attention(q.unsqueeze(0), _tiles(all_k.unsqueeze(0)), _tiles(all_v.unsqueeze(0)), visible, scale)
+    out = tile_attention(q.unsqueeze(0), _tiles(all_k.unsqueeze(0)), _tiles(all_v.unsqueeze(0)), visible, scale, sinks)
     kept = slice(max(0, count - ring), count)
     place = positions[kept] % ring
     k_ring[:, place], v_ring[:, place] = (
