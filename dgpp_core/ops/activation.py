@@ -11,6 +11,16 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1.0 / (1.0 + torch.exp(-x))
 
 
+def silu(x: Tensor) -> Tensor:
+    """``x * sigmoid(x)``, with the bits of an element as `sigmoid`."""
+    return x / (1.0 + torch.exp(-x))
+
+
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``, with the bits of an element as `sigmoid`; large ``x`` do not overflow."""
+    return x.clamp(min=0.0) + torch.log1p(torch.exp(-x.abs()))
+
+
 def swiglu(gate_up: Tensor) -> Tensor:
     """SiLU of the first half of the last axis, times the second half (Shazeer, 2020)."""
     gate, up = gate_up.chunk(2, dim=-1)
