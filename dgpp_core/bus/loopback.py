@@ -74,6 +74,7 @@ class LoopbackWorld:
         """Every rank's part of one collective, in order of rank.
 
         The parts are copies made when they were handed in, so a rank may overwrite its own as soon as it is back.
+        They are contiguous, as those are that came over a network: what follows may add in the order of a layout.
 
         Raises:
             EngineError: the ranks issued different collectives, one failed, left or did not come in time.
@@ -81,7 +82,7 @@ class LoopbackWorld:
         with self._changed:
             self._require_intact()
             meeting = self._meetings.setdefault(call.number, _Meeting())
-            meeting.calls[rank], meeting.parts[rank] = call, part.clone()
+            meeting.calls[rank], meeting.parts[rank] = call, part.clone(memory_format=torch.contiguous_format)
             if len(meeting.calls) == self.world:
                 del self._meetings[call.number]
                 self._close(meeting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ from torch.distributed.distributed_c10d import Store
 import dgpp_core
 from dgpp_core.api import EngineError
 
+MOST_PORTS = 65535
 LINGER = 2.0
 """Seconds that rank 0 keeps the store for others that have not left yet: they may want to read what went wrong."""
 
@@ -77,8 +79,9 @@ def _compare(store: Store, rank: int, hello: Hello, timeout: float) -> None:
 
 def _open(rank: int, address: str, timeout: float) -> TCPStore:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise EngineError("the address of rank 0 is malformed", where="address", found=address, expected="host:port")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > MOST_PORTS:
+        expected = f"host:port, the port at most {MOST_PORTS}"
+        raise EngineError("the address of rank 0 is malformed", where="address", found=address, expected=expected)
     limit = timedelta(seconds=timeout)
     try:
         return TCPStore(host.strip("[]"), int(port), None, rank == 0, limit, wait_for_workers=False)
