@@ -36,6 +36,8 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
         init: how a random checkpoint fills it.
         storage: how the checkpoint stores it; a key of `dgpp_core.formats.storage.STORAGES`.
         resident: the storage that a matrix is converted to when it is loaded onto a GPU; empty keeps its own.
+        grids: a matrix in FP8 blocks may be several of equal height below each other, quantised one by one: the scale
+            blocks of each begin at its first row, whether or not its height is a multiple of theirs.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     init: Init = Init()
     storage: str = "dense"
     resident: str = ""
+    grids: int = 1
 
     @property
     def stays_float32(self) -> bool:

@@ -21,7 +21,7 @@ def parts_of(binding: Binding) -> tuple[Part, ...]:
     """The checkpoint tensors of a binding; raises as `dgpp_core.formats.storage.parts`."""
     if binding.storage == "dense":
         return (Part(suffix="weight", name=binding.name, shape=binding.shape, dtypes=binding.formats),)
-    return parts(binding.storage, binding.name, binding.shape)
+    return parts(binding.storage, binding.name, binding.shape, binding.grids)
 
 
 def present_parts(binding: Binding, entries: Mapping[str, TensorEntry]) -> tuple[Part, ...]:

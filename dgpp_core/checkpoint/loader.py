@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -186,13 +187,18 @@ class CheckpointWeights:
         axis, start = self._from(binding)
         count = cut_range(binding, self._rank, self._world)[1]
         present = present_parts(binding, self._entries)
-        if binding.cut == 0 and self._world > 1 and all(_row_by_row(part, rows) for part in present):
+        if (
+            binding.cut == 0
+            and self._world > 1
+            and binding.grids == 1
+            and all(_row_by_row(part, rows) for part in present)
+        ):
             stored = {part.suffix: self._part(part, start, count) for part in present if part.use == "required"}
             self._reader.settle()
             return decode(binding.storage, stored, (count, columns), binding.name)
         stored = {part.suffix: self._part(part) for part in present}
         self._reader.settle()
-        whole = decode(binding.storage, stored, (rows, columns), binding.name)
+        whole = decode(binding.storage, stored, (rows, columns), binding.name, binding.grids)
         if binding.cut is None or self._world == 1:
             return whole
         return whole.columns(start, count) if axis else whole.rows(start, count)
@@ -200,6 +206,8 @@ class CheckpointWeights:
     def _part(self, part: Part, start: int = 0, count: int = -1) -> Tensor:
         """A stored tensor: all of it, or ``count`` rows; a scalar is always whole."""
         entry = self._entries[part.name]
+        if entry.dtype == "U8" and "F8_E8M0" in part.dtypes:  # exponents by another name, of which one is no number
+            entry = msgspec.structs.replace(entry, dtype="F8_E8M0")
         shape = entry.shape if count < 0 or part.shape == () else (count, *entry.shape[1:])
         place = torch.empty(shape, dtype=TORCH_DTYPES[entry.dtype], device=self._device)
         self._reader.fill(place, entry, 0, start if shape != entry.shape else 0)

@@ -73,7 +73,8 @@ class Parameter(msgspec.Struct, frozen=True):
         rows, columns = cut_shape(binding, self.world)
         divided = binding.cut is not None and self.world > 1 and storage == binding.storage
         cut = (binding.cut, binding.shape[binding.cut]) if divided and binding.cut is not None else None
-        return stored_bytes(storage, (rows, columns), cut, heights)
+        grids = (binding.shape[0] // binding.grids,) if binding.grids > 1 and storage == binding.storage else ()
+        return stored_bytes(storage, (rows, columns), cut, (*heights, *grids))
 
 
 def parameters(table: BindingTable, world: int) -> dict[str, Parameter]:

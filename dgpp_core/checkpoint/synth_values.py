@@ -60,7 +60,7 @@ def stored_tensors(binding: Binding, seed: int) -> dict[str, Tensor]:
     source = generator(binding, seed)
     if math.prod(binding.shape) < ENCODED_ELEMENTS:
         normal = source.standard_normal(binding.shape, dtype=np.float32) * np.float32(binding.init.std)
-        made = encode(binding.storage, torch.from_numpy(normal))
+        made = encode(binding.storage, torch.from_numpy(normal), binding.grids)
     else:
         made = _random_codes(binding, source)
     parts = [part for part in parts_of(binding) if part.use != "ignored"]
@@ -80,14 +80,20 @@ def _random_codes(binding: Binding, source: np.random.Generator) -> dict[str, Te
             size /= _rms(torch.arange(0x38, 0x40, dtype=torch.uint8).view(torch.float8_e4m3fn))
             made["weight_scale_2"], made["weight_global_scale"] = torch.tensor(size), torch.tensor(1 / size)
         case "mxfp4" | "fp8_e8m0_32" | "fp8_e8m0_128":
-            low = 127 + round(math.log2(size / math.sqrt(0.625)))  # half of the scales are 2^low, half 2^(low - 1)
-            exponents = source.integers(low - 1, low + 1, shapes["scale"], np.uint8)
-            made["scale"] = torch.from_numpy(exponents).view(torch.float8_e8m0fnu)
+            made["scale"] = _exponents(source, shapes["scale"], size).view(torch.float8_e8m0fnu)
+        case "mxfp4_u8":
+            made["weight_scale"] = _exponents(source, shapes["weight_scale"], size)
         case "fp8_block":
             made["weight_scale_inv"] = _spread_scales(source, shapes["weight_scale_inv"], size)
         case _:
             made["weight_scale"] = _spread_scales(source, shapes["weight_scale"], size)
     return made
+
+
+def _exponents(source: np.random.Generator, shape: tuple[int, ...], size: float) -> Tensor:
+    """Of powers of two with the root mean square ``size``, roughly: half of them one less than the others."""
+    low = 127 + round(math.log2(size / math.sqrt(0.625)))
+    return torch.from_numpy(source.integers(low - 1, low + 1, shape, np.uint8))
 
 
 def _fill_codes(

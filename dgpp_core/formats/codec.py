@@ -23,7 +23,9 @@ _BLOCKS = {"fp8_block": 128, "fp8_e8m0_32": 32, "fp8_e8m0_128": 128}
 _INTEGERS = {"int4_g64": (4, 64), "int8_g64": (8, 64), "int4_g128": (4, 128), "int8_g128": (8, 128)}
 
 
-def decode(storage: str, tensors: Mapping[str, Tensor], shape: tuple[int, int], name: str = "matrix.weight") -> Matrix:
+def decode(
+    storage: str, tensors: Mapping[str, Tensor], shape: tuple[int, int], name: str = "matrix.weight", grids: int = 1
+) -> Matrix:
     """The matrix ``[N, K]`` that ``tensors`` store.
 
     Args:
@@ -31,22 +33,23 @@ def decode(storage: str, tensors: Mapping[str, Tensor], shape: tuple[int, int], 
         tensors: by the suffix of their `Part`; ignored parts need not be there.
         shape: ``(N, K)``.
         name: the binding's name, for messages.
+        grids: of the binding: each of so many runs of rows has scale blocks that begin at its first row.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape or dtype than its part.
         PluginError: as `parts`.
     """
-    stored = parts(storage, name if storage == "dense" else name.removesuffix(STEM) + STEM, shape)
+    stored = parts(storage, name if storage == "dense" else name.removesuffix(STEM) + STEM, shape, grids)
     t = {part.suffix: _checked(part, tensors) for part in stored if part.use == "required" or part.suffix in tensors}
     _check_shape(t.get("weight_shape"), shape, name)
     match storage:
         case "dense":
             return DenseMatrix(t["weight"])
         case "fp8_block":
-            return fp8.Fp8BlockMatrix(t["weight"], t["weight_scale_inv"].to(torch.float32), (128, 128))
+            return _blocks(t["weight"], t["weight_scale_inv"].to(torch.float32), 128, grids)
         case "fp8_e8m0_32" | "fp8_e8m0_128":
             edge = _BLOCKS[storage]
-            return fp8.Fp8BlockMatrix(t["weight"], decode_e8m0(t["scale"].view(torch.uint8)), (edge, edge))
+            return _blocks(t["weight"], decode_e8m0(t["scale"].view(torch.uint8)), edge, grids)
         case "fp8_channel":
             return fp8.Fp8ChannelMatrix(t["weight"], t["weight_scale"].to(torch.float32).reshape(-1))
         case "nvfp4":
@@ -55,11 +58,20 @@ def decode(storage: str, tensors: Mapping[str, Tensor], shape: tuple[int, int], 
             return nvfp4.from_divisor(t["weight_packed"], t["weight_scale"], t["weight_global_scale"])
         case "mxfp4":
             return mxfp4.Mxfp4Matrix(t["weight"].view(torch.uint8), t["scale"].view(torch.uint8))
+        case "mxfp4_u8":
+            return mxfp4.Mxfp4Matrix(t["weight"].view(torch.uint8), t["weight_scale"].view(torch.uint8))
         case _:
             return packed_int.PackedIntMatrix(t["weight_packed"], t["weight_scale"], *_INTEGERS[storage])
 
 
-def encode(storage: str, weight: Tensor) -> dict[str, Tensor]:
+def _blocks(codes: Tensor, scales: Tensor, edge: int, grids: int) -> fp8.Fp8BlockMatrix:
+    """Grids below each other as one matrix, in blocks that end where a grid does."""
+    pairs = zip(codes.chunk(grids), scales.chunk(grids), strict=True)
+    matrices = [fp8.Fp8BlockMatrix(c, s, (edge, edge)) for c, s in pairs]
+    return matrices[0] if grids == 1 else fp8.Fp8BlockMatrix.stack(matrices)
+
+
+def encode(storage: str, weight: Tensor, grids: int = 1) -> dict[str, Tensor]:
     """The checkpoint tensors of a float32 matrix ``[N, K]``, rounded to nearest, by suffix; on the matrix's device.
 
     For random checkpoints, tests and requantising at load. A dense matrix stays float32.
@@ -67,6 +79,9 @@ def encode(storage: str, weight: Tensor) -> dict[str, Tensor]:
     Raises:
         CheckpointError, PluginError: as `parts`.
     """
+    if grids > 1:
+        made = [encode(storage, part) for part in weight.chunk(grids)]
+        return {suffix: torch.cat([one[suffix] for one in made]) for suffix in made[0]}
     rows, columns = weight.shape
     stored = parts(storage, f"matrix{STEM}", (rows, columns))
     values = _encoded(storage, weight)
@@ -106,6 +121,8 @@ def _encoded(storage: str, weight: Tensor) -> list[Tensor]:
         case "mxfp4":
             codes, exponents = mxfp4.encode(weight)
             return [codes, exponents.view(torch.float8_e8m0fnu)]
+        case "mxfp4_u8":
+            return [*mxfp4.encode(weight)]
         case _:
             bits, group = _INTEGERS[storage]
             dtype = torch.bfloat16 if group == 64 else torch.float16

@@ -110,6 +110,10 @@ STORAGES: Mapping[str, tuple[_Tensor, ...]] = MappingProxyType(
             _Tensor(suffix="weight", dtypes=("U8", "I8"), cell=(1, 2)),
             _Tensor(suffix="scale", dtypes=_E8M0, cell=(1, 32)),
         ),
+        "mxfp4_u8": (
+            _Tensor(suffix="weight", dtypes=("U8", "I8"), cell=(1, 2)),
+            _Tensor(suffix="weight_scale", dtypes=_E8M0[::-1], cell=(1, 32)),
+        ),
         "int4_g64": _integers(4, 64, ("BF16", "F16", "F32")),
         "int8_g64": _integers(8, 64, ("BF16", "F16", "F32")),
         "int4_g128": _integers(4, 128, ("F16", "BF16", "F32")),
@@ -119,17 +123,19 @@ STORAGES: Mapping[str, tuple[_Tensor, ...]] = MappingProxyType(
 """Storage names and their tensors (formats: `dgpp_core.formats` module of each)."""
 
 
-def parts(storage: str, name: str, shape: tuple[int, ...]) -> tuple[Part, ...]:
+def parts(storage: str, name: str, shape: tuple[int, ...], grids: int = 1) -> tuple[Part, ...]:
     """The checkpoint tensors of one stored matrix.
 
     Args:
         storage: a key of `STORAGES`.
         name: the binding's name, ending in ``.weight`` (any name for ``dense``, which is one tensor).
         shape: ``(N, K)`` of the matrix; any shape for ``dense``.
+        grids: matrices of equal height that it was quantised as; see `dgpp_core.api.Binding`.
 
     Raises:
         PluginError: an unknown storage name, or a name that does not end in ``.weight``.
-        CheckpointError: the shape is not that of a matrix, or K is not a whole number of scale groups.
+        CheckpointError: the shape is not that of a matrix, or K is not a whole number of scale groups, or N
+            not one of grids.
     """
     if storage not in STORAGES:
         raise PluginError(
@@ -148,8 +154,20 @@ def parts(storage: str, name: str, shape: tuple[int, ...]) -> tuple[Part, ...]:
         raise CheckpointError(
             f"{name} is not a matrix", where=f"stored as {storage}", found=str(list(shape)), expected="[N, K]"
         )
-    stem = name.removesuffix(STEM)
-    return tuple(_part(tensor, storage, stem, (shape[0], shape[1])) for tensor in STORAGES[storage])
+    if grids < 1 or shape[0] % grids:
+        raise CheckpointError(
+            f"{name} is no {grids} matrices of equal height", where=f"stored as {storage}", found=f"{shape[0]} rows"
+        )
+    stem, one = name.removesuffix(STEM), (shape[0] // grids, shape[1])
+    return tuple(_below(_part(tensor, storage, stem, one), grids) for tensor in STORAGES[storage])
+
+
+def _below(part: Part, count: int) -> Part:
+    """The part of ``count`` alike matrices below each other; a number of the whole matrix stays one."""
+    if count == 1 or not part.shape:
+        return part
+    taller = [(count * shape[0], *shape[1:]) for shape in (part.shape, *part.variants)]
+    return msgspec.structs.replace(part, shape=taller[0], variants=tuple(taller[1:]))
 
 
 def _part(tensor: _Tensor, storage: str, stem: str, shape: tuple[int, int]) -> Part:

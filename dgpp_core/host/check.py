@@ -125,6 +125,8 @@ def _table_faults(table: BindingTable) -> Iterator[str]:
             yield f"tensor {binding.name}: cut {binding.cut} is no axis of shape {binding.shape}"
         elif binding.storage != "dense" and (binding.role != "linear" or len(binding.shape) != 2):
             yield f"tensor {binding.name}: stored as {binding.storage}, and no matrix of a linear layer"
+        elif binding.grids != 1 and (not binding.storage.startswith("fp8_") or binding.shape[0] % binding.grids):
+            yield f"tensor {binding.name}: {binding.grids} grids of {binding.storage} in {binding.shape[0]} rows"
     for _, second in table.shared:
         if second in targets:
             yield f"parameter {second} is shared with another and has tensors of its own"

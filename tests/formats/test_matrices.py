@@ -15,7 +15,16 @@ from dgpp_core.formats import codec
 from dgpp_core.formats.matrix import Matrix
 from dgpp_core.formats.storage import STORAGES
 
-GROUPS = {"nvfp4": 16, "nvfp4_ct": 16, "mxfp4": 32, "int4_g64": 64, "int8_g64": 64, "int4_g128": 128, "int8_g128": 128}
+GROUPS = {
+    "nvfp4": 16,
+    "nvfp4_ct": 16,
+    "mxfp4": 32,
+    "mxfp4_u8": 32,
+    "int4_g64": 64,
+    "int8_g64": 64,
+    "int4_g128": 128,
+    "int8_g128": 128,
+}
 """Columns a scale, of the formats that have no blocks."""
 
 ROWS, COLUMNS = 48, 512
