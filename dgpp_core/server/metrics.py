@@ -100,9 +100,9 @@ def _prefix_cache(service: Service, stats: Stats, settings: EngineSettings) -> d
         "arena_snapshots": stats.snapshots_in_use,
         "slots": stats.snapshots_total,
         "ttft_hit_count": timings.hits.count,
-        "ttft_hit_ms_avg": timings.hits.ms,
+        "ttft_hit_ms_avg": timings.hits.mean_ms,
         "ttft_miss_count": timings.misses.count,
-        "ttft_miss_ms_avg": timings.misses.ms,
+        "ttft_miss_ms_avg": timings.misses.mean_ms,
     }
 
 

@@ -21,7 +21,7 @@ Rows = dict[str, tuple[str, float]]
 def prometheus_text(service: Service, *, openmetrics: bool) -> bytes:
     """Everything in one of the two forms."""
     registry = CollectorRegistry()
-    for source in (service.registry, service.client.timings.registry, _Snapshot(service)):
+    for source in (service.registry, service.client.timings, _Snapshot(service)):
         registry.register(source)
     write = openmetrics_exposition.generate_latest if openmetrics else generate_latest
     text: bytes = write(registry)

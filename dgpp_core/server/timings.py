@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 
 import msgspec
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import HistogramMetricFamily, Metric
 
 from dgpp_core.scheduler.messages import Beat, FromEngine, Output, Submit, ToEngine
 
@@ -22,28 +24,43 @@ class _Choice(msgspec.Struct):
     last: float = 0.0
 
 
-class Mean(msgspec.Struct):
-    """A sum of seconds and how many there were."""
+class Durations:
+    """A histogram of seconds. Filled for every token, so it does less than the one of `prometheus_client`.
 
-    count: int = 0
-    seconds: float = 0.0
+    Args:
+        bounds: the upper bounds of the buckets, ascending; one without a bound comes after them.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._seconds = 0.0
 
     def add(self, seconds: float) -> None:
         """One more."""
-        self.count += 1
-        self.seconds += seconds
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._seconds += seconds
 
     @property
-    def ms(self) -> float:
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self._counts)
+
+    @property
+    def mean_ms(self) -> float:
         """The mean in milliseconds, 0 of none."""
-        return round(self.seconds * 1e3 / self.count, 3) if self.count else 0.0
+        return round(self._seconds * 1e3 / self.count, 3) if self.count else 0.0
+
+    def add_to(self, family: HistogramMetricFamily, labels: tuple[str, ...]) -> None:
+        """Put it into a family of the exposition."""
+        names = [*map(str, map(float, self._bounds)), "+Inf"]
+        family.add_metric(labels, list(zip(names, accumulate(self._counts), strict=True)), self._seconds)
 
 
 class Timings:
-    """Follows every choice from its submission to its end.
+    """Follows every choice from its submission to its end. A collector of `prometheus_client` too.
 
     Attributes:
-        registry: the histograms.
         hits, misses: time to the first token of choices that found a prefix in the cache, and of those that did not.
     """
 
@@ -51,23 +68,9 @@ class Timings:
         self._clock = clock
         self._choices: dict[int, _Choice] = {}
         self._beat = clock()
-        self.registry = CollectorRegistry()
-        self.hits, self.misses = Mean(), Mean()
-
-        def histogram(name: str, about: str, buckets: Sequence[float], *labels: str) -> Histogram:
-            return Histogram(name, about, ("model_name", *labels), buckets=buckets, registry=self.registry)
-
-        first = histogram(
-            "dgpp_time_to_first_token_seconds", "From submission to the first token.", TTFT_BUCKETS, "prefix_cache"
-        )
-        self._first_hit = first.labels(model_name=model, prefix_cache="hit")
-        self._first_miss = first.labels(model_name=model, prefix_cache="miss")
-        self._gap = histogram(
-            "dgpp_inter_token_latency_seconds", "Between steps that gave a choice tokens.", GAP_BUCKETS
-        ).labels(model_name=model)
-        self._decode = histogram(
-            "dgpp_request_decode_time_seconds", "From the first token to the last.", DECODE_BUCKETS
-        ).labels(model_name=model)
+        self._model = model
+        self.hits, self.misses = Durations(TTFT_BUCKETS), Durations(TTFT_BUCKETS)
+        self._gaps, self._decodes = Durations(GAP_BUCKETS), Durations(DECODE_BUCKETS)
 
     def sent(self, messages: Iterable[ToEngine]) -> None:
         """Messages go to the engine."""
@@ -89,7 +92,7 @@ class Timings:
             if choice is None:
                 continue
             if choice.first:
-                self._gap.observe(now - choice.last)
+                self._gaps.add(now - choice.last)
             else:
                 choice.first = now
             choice.last = now
@@ -99,15 +102,31 @@ class Timings:
                 self._ended(choice, hit=ending.cached_tokens > 0)
 
     def _ended(self, choice: _Choice, *, hit: bool) -> None:
-        waited = choice.first - choice.submitted
-        (self.hits if hit else self.misses).add(waited)
-        (self._first_hit if hit else self._first_miss).observe(waited)
-        self._decode.observe(choice.last - choice.first)
+        (self.hits if hit else self.misses).add(choice.first - choice.submitted)
+        self._decodes.add(choice.last - choice.first)
 
     def elapsed_ms(self, choice: int) -> float:
         """Time since a choice was submitted, 0 if it has ended."""
         found = self._choices.get(choice)
         return 0.0 if found is None else round((self._clock() - found.submitted) * 1e3, 1)
+
+    def collect(self) -> Iterable[Metric]:
+        """The histograms as they are now."""
+        first = HistogramMetricFamily(
+            "dgpp_time_to_first_token_seconds",
+            "From submission to the first token.",
+            labels=("model_name", "prefix_cache"),
+        )
+        self.hits.add_to(first, (self._model, "hit"))
+        self.misses.add_to(first, (self._model, "miss"))
+        yield first
+        for name, about, durations in (
+            ("inter_token_latency", "Between steps that gave a choice tokens.", self._gaps),
+            ("request_decode_time", "From the first token to the last.", self._decodes),
+        ):
+            family = HistogramMetricFamily(f"dgpp_{name}_seconds", about, labels=("model_name",))
+            durations.add_to(family, (self._model,))
+            yield family
 
     def beat_age_ms(self) -> float:
         """Time since the engine's counters came."""

@@ -129,14 +129,17 @@ def test_times_are_those_of_the_clock() -> None:
     comes(0.25, Update(1, (5, 6)))
     comes(0.125, Update(1, (7,)), Update(99, (1,)), endings=(Ending(1, "eos"), Ending(99, "eos")))
     assert timings.elapsed_ms(1) == 0
-    assert (timings.misses.count, timings.misses.ms, timings.hits.count) == (1, 500, 0)
+    assert (timings.misses.count, timings.misses.mean_ms, timings.hits.count) == (1, 500, 0)
     found = {
         (sample.name, sample.labels.get("prefix_cache")): sample.value
-        for family in timings.registry.collect() for sample in family.samples
+        for family in timings.collect() for sample in family.samples
     }  # fmt: skip
     assert found["dgpp_time_to_first_token_seconds_sum", "miss"] == 0.5
     assert found["dgpp_inter_token_latency_seconds_sum", None] == 0.375
     assert found["dgpp_inter_token_latency_seconds_count", None] == 2
+    samples_of = {family.name: family.samples for family in timings.collect()}["dgpp_inter_token_latency_seconds"]
+    buckets = {sample.labels["le"]: sample.value for sample in samples_of if "le" in sample.labels}
+    assert [buckets[bound] for bound in ("0.1", "0.25", "0.5", "+Inf")] == [0, 2, 2, 2]  # 0.25 s is not above 0.25 s
     assert found["dgpp_request_decode_time_seconds_sum", None] == 0.375
 
 

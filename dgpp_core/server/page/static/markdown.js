@@ -42,8 +42,8 @@ export function blocks(text) {
   return found;
 }
 
-/** The element of one block. */
-export function render(block) {
+/** The element of one block; quotes in quotes are told apart down to a few levels. */
+export function render(block, depth = 0) {
   const lines = block.split("\n");
   const fence = FENCE.exec(lines[0]);
   if (fence) return code(lines, fence);
@@ -51,9 +51,9 @@ export function render(block) {
   if (heading) return el(`h${Math.min(heading[1].length + 2, 6)}`, {}, ...inline(heading[2]));
   if (RULE.test(lines[0])) return el("hr");
   if (ITEM.test(lines[0])) return list(lines);
-  if (lines.every((line) => line.startsWith(">"))) {
+  if (depth < 8 && lines.every((line) => line.startsWith(">"))) {
     const inner = lines.map((line) => line.replace(/^> ?/, "")).join("\n");
-    return el("blockquote", {}, ...blocks(inner).map(render));
+    return el("blockquote", {}, ...blocks(inner).map((part) => render(part, depth + 1)));
   }
   if (lines.length > 1 && lines[0].includes("|") && DELIMITER.test(lines[1])) return table(lines);
   return el("p", {}, ...inline(block));
