@@ -16,20 +16,22 @@ from dgpp_core.testing.fake_worker import FakeReply, FakeScript
 LONG = FakeScript(replies=(FakeReply(text="blue " * 2000),), step_ms=5, slots=2)
 
 
-def send(running: Any, *, stream: bool, **fields: Any) -> socket.socket:
+def send(running: Any, *, stream: bool, path: str = "/v1/chat/completions", **fields: Any) -> socket.socket:
     """A request on a connection of its own, sent and not yet answered."""
     body = {"model": "fake", "messages": [{"role": "user", "content": "colors"}], "stream": stream} | fields
     raw = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), timeout=20)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(raw)
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(raw))
     connection.sendall(head + raw)
     return connection
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_leaving_while_decoding(serve_fake: Any, wait_for: Any, stream: bool) -> None:
+def test_leaving_while_decoding(serve_fake: Any, wait_for: Any, stream: bool, path: str) -> None:
+    limits = {"input": "colors", "max_output_tokens": 4000} if path == "/v1/responses" else {"max_tokens": 4000}
     with serve_fake(LONG) as running:
-        connection = send(running, stream=stream, max_tokens=4000)
+        connection = send(running, stream=stream, path=path, **limits)
         wait_for(lambda: running.metrics()["scheduler"]["tokens_generated"] > 5)
         if stream:
             assert b"200 OK" in connection.recv(4096)

@@ -222,6 +222,8 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
     ({"mcp_servers": []}, "mcp_servers"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+    ({"context_management": {"edits": 5}}, "context_management"),
+    ({"context_management": "all"}, "context_management"),
 ]  # fmt: skip
 
 

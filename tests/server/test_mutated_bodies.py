@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,42 @@ TEXT: dict[str, Any] = {
     "model": "fake", "prompt": "colors", "max_tokens": 20, "temperature": 0.5, "logprobs": 2, "stop": "x",
     "stream": False, "logit_bias": {"5": 1.5}, "seed": -3,
 }  # fmt: skip
+RESPONSES: dict[str, Any] = {
+    "model": "fake", "instructions": "Be brief.", "max_output_tokens": 20, "stream": True, "seed": 7, "top_logprobs": 2,
+    "include": ["message.output_text.logprobs", "reasoning.encrypted_content"], "metadata": {"a": "b"},
+    "reasoning": {"effort": "high", "summary": "auto"}, "text": {"format": {"type": "text"}}, "store": False,
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "colors"}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": "dgpp1.SG0u"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": []}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{\"a\": [1]}"},
+        {"type": "custom_tool_call", "call_id": "b", "name": "g", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "b", "output": "y"},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "y"}]},
+    ],
+}  # fmt: skip
+MESSAGES: dict[str, Any] = {
+    "model": "fake", "max_tokens": 2000, "system": [{"type": "text", "text": "Be brief."}], "stream": True,
+    "thinking": {"type": "enabled", "budget_tokens": 1024}, "stop_sequences": ["x", "yz"], "metadata": {"user_id": "u"},
+    "output_config": {"effort": "high"}, "context_management": {"edits": [{"type": "clear_thinking_1", "keep": "all"}]},
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "colors", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "x"},
+            {"type": "tool_use", "id": "a", "name": "f", "input": {"a": [1]}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "y"}], "is_error": True},
+        ]},
+    ],
+}  # fmt: skip
+TOKENS: dict[str, Any] = {"model": "fake", "prompt": "colors", "add_special_tokens": True, "return_token_strs": True}
+IDS: dict[str, Any] = {"tokens": [1, 2, 3]}
+ROUTES = [
+    ("/v1/chat/completions", CHAT), ("/v1/completions", TEXT), ("/v1/responses", RESPONSES),
+    ("/v1/responses/input_tokens", RESPONSES), ("/v1/messages", MESSAGES), ("/v1/messages/count_tokens", MESSAGES),
+    ("/tokenize", TOKENS), ("/detokenize", IDS),
+]  # fmt: skip
 ODD: list[Any] = [
     None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**30, 0.5, 1e300, -0.0, "", "x", "\x00", "\U0010ffff",
     "é" * 500, [], {}, [[]], [None], {"": None}, {"type": "text"}, [{"type": "text", "text": "x"}], ["x"] * 40,
@@ -41,11 +78,11 @@ def change_values(body: dict[str, Any], generator: random.Random) -> bytes:
     """One to three values replaced, removed or added."""
     body = copy.deepcopy(body)
     for _ in range(generator.randint(1, 3)):
-        *path, key = generator.choice([path for path in places(body) if path])
+        *path, key = generator.choice([path for path in places(body) if path] or [("model",)])
         parent = body
         for step in path:
             parent = parent[step]
-        if generator.random() < 0.2:
+        if generator.random() < 0.2 and body:
             del parent[key]
         elif generator.random() < 0.1 and isinstance(parent, dict):
             parent[generator.choice(["tools", "tool_choice", "response_format", "n", "zzz"])] = generator.choice(ODD)
@@ -58,10 +95,10 @@ def change_bytes(body: dict[str, Any], generator: random.Random) -> bytes:
     """Bytes replaced, removed, inserted or cut off."""
     raw = bytearray(json.dumps(body).encode())
     for _ in range(generator.randint(1, 4)):
-        at = generator.randrange(len(raw))
+        at = generator.randrange(max(len(raw) - 1, 1))
         kind = generator.randrange(4)
         if kind == 0:
-            raw[at] = generator.randrange(256)
+            raw[at : at + 1] = bytes([generator.randrange(256)])
         elif kind == 1:
             del raw[at : at + generator.randint(1, 10)]
         elif kind == 2:
@@ -79,13 +116,16 @@ def test_mutated_bodies(fake: Any, shard: int) -> None:
     with httpx.Client(base_url=fake.url, timeout=30) as client:
         known = client.post("/v1/chat/completions", json=KNOWN).json()["choices"]
         for _ in range(500):
-            route, body = generator.choice([("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
+            route, body = generator.choice(ROUTES)
             raw = generator.choice([change_values, change_bytes])(body, generator)
             response = client.post(route, content=raw)
             assert response.status_code in (200, 400, 404), (raw, response.text)
             if response.status_code == 200:
                 accepted += 1
-                assert '"error"' not in response.text, raw
+                assert not re.search(r'"error":\{|event: error', response.text), raw
+            elif route.startswith("/v1/messages"):
+                assert response.json()["type"] == "error"
+                assert response.json()["error"]["type"] in ("invalid_request_error", "not_found_error")
             else:
                 error = response.json()["error"]
                 assert error["type"] == "invalid_request_error"

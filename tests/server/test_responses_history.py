@@ -88,7 +88,7 @@ def test_sealed_reasoning_comes_back(text: str) -> None:
     assert messages([item])[0]["reasoning_content"] == text
 
 
-@pytest.mark.parametrize("foreign", ["gAAAA", "dgpp1.?", "dgpp1./w==", ""])
+@pytest.mark.parametrize("foreign", ["gAAAA", "dgpp1.?", "dgpp1./w==", "dgpp1.é", ""])
 def test_reasoning_that_another_service_sealed_is_left_out(foreign: str) -> None:
     item = {"type": "reasoning", "summary": [], "encrypted_content": foreign}
     assert messages([item, said("a")]) == [{"role": "assistant", "content": "a"}]

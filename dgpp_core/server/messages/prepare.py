@@ -90,11 +90,18 @@ def _read(body: bytes, served: Served, form: type[Any]) -> Any:
 
 def _check_context(management: Any) -> None:
     """Nothing is cleared from a conversation here: only to be told so is supported."""
-    edits = management.get("edits") or [] if isinstance(management, Mapping) else [management]
-    for edit in edits if management is not None else ():
-        kind = edit.get("type") if isinstance(edit, Mapping) else None
-        if not isinstance(kind, str) or not kind.startswith("clear_thinking_") or edit.get("keep") != "all":
-            raise unsupported("context_management", "`context_management`: nothing can be cleared here")
+    if management is None:
+        return
+    edits = management.get("edits") if isinstance(management, Mapping) else None
+    if not isinstance(edits, list) or any(map(_clears, edits)):
+        raise unsupported("context_management", "`context_management`: nothing can be cleared here")
+
+
+def _clears(edit: Any) -> bool:
+    """Whether an edit is anything but the one that keeps all thinking."""
+    if not isinstance(edit, Mapping):
+        return True
+    return not str(edit.get("type")).startswith("clear_thinking_") or edit.get("keep") != "all"
 
 
 def _chat(request: CountMessagesRequest, paths: Paths, served: Served) -> ChatRequest:

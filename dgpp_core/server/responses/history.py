@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -177,6 +176,6 @@ def _reasoning(item: InputReasoning) -> str:
     if item.encrypted_content and item.encrypted_content.startswith(SEALED):
         try:
             return base64.b64decode(item.encrypted_content.removeprefix(SEALED), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # it is no base64, or no text
             return ""
     return ""

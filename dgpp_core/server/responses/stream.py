@@ -75,8 +75,7 @@ class ResponseStream(BlockStream):
             return self._delta(index, kind, delta=event.text)
         if event.reasoning:
             return self._delta(index, events.ReasoningDelta, delta=event.text)
-        entries = event.entries if self._job.logprobs >= 0 else ()
-        logprobs = chat_logprobs(entries, self._tokenizer).content
+        logprobs = chat_logprobs(event.entries, self._tokenizer).content if event.entries else ()
         return self._delta(index, events.TextDelta, delta=event.text, logprobs=logprobs)
 
     def _close(self, index: int, block: Block) -> bytes:
