@@ -66,7 +66,9 @@ class Rig:
             chosen = self.indexer(*inputs, index, self.keys, torch.float32)
         out = self.attention(taken(self.q), taken(self.latent), index, self.pool, torch.float32, chosen=chosen)
         sets = [row for mask in chosen or () for row in mask.transpose(1, 2).flatten(0, 1).flatten(1)]
-        for s, part, at in zip(rows, out.split(list(counts)), torch.arange(len(out)).split(list(counts)), strict=True):
+        for s, part, at in zip(
+            rows, torch.split(out, list(counts)), torch.split(torch.arange(len(out)), list(counts)), strict=True
+        ):
             self.out[s].append(part)
             self.seen[s] += [F.pad(sets[i], (0, LENGTH + BLOCK))[:LENGTH] for i in at.tolist() if sets]
             self.lengths[s] += len(part)
@@ -103,7 +105,7 @@ def expanded(rig: Rig, slot: int, seen: Tensor) -> Tensor:
     """The attention with keys and values made of every latent, ``[T, heads * value]``, float64."""
     latent = F.rms_norm(rig.latent[slot, :, : rig.rank].double(), (rig.rank,), rig.norm.double(), EPS)
     parts = torch.einsum("hdk,tk->thd", rig.expand.double().view(HEADS, -1, rig.rank), latent)
-    key, value = parts.split([NOPE, VALUE], -1)
+    key, value = torch.split(parts, [NOPE, VALUE], -1)
     q = rig.q[slot].double().view(LENGTH, HEADS, -1)
     if rig.turned:
         shared = turn(rig.latent[slot, :, None, rig.rank :].double(), rig.turned).expand(-1, HEADS, -1)

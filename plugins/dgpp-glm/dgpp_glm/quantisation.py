@@ -13,41 +13,66 @@ import msgspec
 from dgpp_core.api import ConfigError
 
 WHERE = "quantization_config"
+REGEX = "re:"
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """The storage of the matrices that one of ``names`` means."""
+
+    names: tuple[str, ...]
+    storage: str
 
 
 class Quantisation(msgspec.Struct, frozen=True):
     """Which matrices are stored in another form than dense.
 
+    A name is a module's, which also covers the modules below it, a shell-style pattern, or ``re:`` and a regular
+    expression that fits the beginning of a module's name.
+
     Attributes:
-        storage: of the quantised matrices, a name of `dgpp_core.formats.storage`.
-        excluded: module names or shell-style patterns of matrices that stay dense.
+        storage: of the quantised matrices that no rule is about, a name of `dgpp_core.formats.storage`.
+        excluded: names of matrices that stay dense.
+        rules: the first that fits counts.
     """
 
     storage: str = "dense"
     excluded: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
     def of(self, module: str) -> str:
-        """Storage of the matrix of ``module``, for example ``model.layers.3.mlp.experts.0.up_proj``.
-
-        An excluded name also covers the modules below it.
-        """
-        return "dense" if self.excluded and _pattern(self.excluded).match(module) else self.storage
+        """Storage of the matrix of ``module``, for example ``model.layers.3.mlp.experts.0.up_proj``."""
+        if self.excluded and _pattern(self.excluded).match(module):
+            return "dense"
+        fitting = (rule.storage for rule in self.rules if _pattern(rule.names).match(module))
+        return next(fitting, self.storage)
 
 
 @functools.cache
 def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     """All names as one expression: a release may list a hundred, and has 40,000 matrices."""
-    return re.compile("|".join(rf"{fnmatch.translate(name)}|{re.escape(name)}\." for name in names))
+    return re.compile("|".join(map(_expression, names)))
+
+
+def _expression(name: str) -> str:
+    if name.startswith(REGEX):
+        return f"(?:{name.removeprefix(REGEX)})"
+    return rf"{fnmatch.translate(name)}|{re.escape(name)}\."
 
 
 class _Weights(msgspec.Struct, frozen=True, kw_only=True):
     num_bits: int | None = None
     type: str | None = None
     group_size: int | None = None
+    strategy: str | None = None
+    symmetric: bool | None = None
+    actorder: str | bool | None = None
 
 
 class _Group(msgspec.Struct, frozen=True, kw_only=True):
     weights: _Weights = _Weights()
+    targets: list[str] = []
+    format: str | None = None
+    input_activations: dict[str, Any] | None = None
 
 
 class _Json(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +85,7 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True):
     ignore: list[str] | None = None
     exclude_modules: list[str] | None = None
     config_groups: dict[str, _Group] | None = None
+    format: str | None = None
 
 
 def read_quantisation(raw: Mapping[str, Any] | None) -> Quantisation:
@@ -78,7 +104,9 @@ def read_quantisation(raw: Mapping[str, Any] | None) -> Quantisation:
         return _fp8(c)
     if c.quant_method == "modelopt":
         return _modelopt(c)
-    raise _refuse("quant_method", c.quant_method, "'fp8' or 'modelopt'")
+    if c.quant_method == "compressed-tensors":
+        return _packed(c)
+    raise _refuse("quant_method", c.quant_method, "'fp8', 'modelopt' or 'compressed-tensors'")
 
 
 def _fp8(c: _Json) -> Quantisation:
@@ -100,6 +128,43 @@ def _modelopt(c: _Json) -> Quantisation:
             found = f"{w.num_bits} bits, {w.type}, group {w.group_size}"
             raise _refuse(f"config_groups.{name}.weights", found, "4 bits, float, group 16")
     return Quantisation("nvfp4", (*(c.ignore or ()), *(c.exclude_modules or ())))
+
+
+def _packed(c: _Json) -> Quantisation:
+    """Integers in words (compressed-tensors' ``pack-quantized``); each group says for which modules it is."""
+    ignored, rules = tuple(c.ignore or ()), []
+    for name in ignored:
+        _check_expression("ignore", name)
+    if not c.config_groups:
+        raise _refuse("config_groups", c.config_groups, "a group at least")
+    for key, group in c.config_groups.items():
+        where, w = f"config_groups.{key}", group.weights
+        if (found := group.format or c.format) != "pack-quantized":
+            raise _refuse(f"{where}.format", found, "'pack-quantized'")
+        if group.input_activations is not None:
+            raise _refuse(f"{where}.input_activations", group.input_activations, "null")
+        storage = f"int{w.num_bits}_g{w.group_size}"
+        if (w.type, w.strategy, w.symmetric, w.actorder or None) != ("int", "group", True, None) or (
+            storage not in _PACKED
+        ):
+            found = f"{w.num_bits} bits, {w.type}, {w.strategy} {w.group_size}, symmetric {w.symmetric}, {w.actorder}"
+            raise _refuse(f"{where}.weights", found, "4 or 8 bits, int, group 64 or 128, symmetric True, no actorder")
+        for name in group.targets:
+            _check_expression(f"{where}.targets", name)
+        # The name of torch's class stands for every linear layer.
+        rules.append(Rule(tuple("*" if name == "Linear" else name for name in group.targets), storage))
+    return Quantisation("dense", ignored, tuple(rules))
+
+
+_PACKED = ("int4_g64", "int8_g64", "int4_g128", "int8_g128")
+
+
+def _check_expression(key: str, name: str) -> None:
+    if name.startswith(REGEX):
+        try:
+            re.compile(name.removeprefix(REGEX))
+        except re.error as error:
+            raise _refuse(key, name, f"a regular expression: {error}") from error
 
 
 def _refuse(key: str, found: object, expected: str) -> ConfigError:

@@ -8,35 +8,23 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError, ModelConfig
-from dgpp_glm.quantisation import Quantisation, read_quantisation
+from dgpp_core.api import ConfigError
+from dgpp_glm.config import GlmConfig, check_mixture, refuse
+from dgpp_glm.quantisation import read_quantisation
 
 
-class Glm47Config(ModelConfig, frozen=True, kw_only=True):
+class Glm47Config(GlmConfig, frozen=True, kw_only=True):
     """Shapes and constants of the model; names as in config.json.
 
     Attributes:
         rotary_dim: dimensions of a head that are turned by its position.
-        quantisation: how the checkpoint stores its matrices.
     """
 
-    num_hidden_layers: int
-    first_k_dense_replace: int
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     rotary_dim: int
     rope_theta: float
-    rms_norm_eps: float
-    intermediate_size: int
-    moe_intermediate_size: int
-    n_routed_experts: int
-    num_experts_per_tok: int
-    n_group: int
-    topk_group: int
-    norm_topk_prob: bool
-    routed_scaling_factor: float
-    quantisation: Quantisation
 
 
 class _Json(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,17 +65,10 @@ _POSITIVE = (
     "intermediate_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group",
     "max_position_embeddings", "rms_norm_eps", "routed_scaling_factor",
 )  # fmt: skip
-MOST_EXPERTS = 1 << 17
-"""Of all layers together: each takes three entries of the binding table. GLM-4.7 counts 14,720."""
-
 _ONLY: Mapping[str, object] = {
     "model_type": "glm4_moe", "attention_bias": True, "use_qk_norm": True, "hidden_act": "silu",
     "tie_word_embeddings": False, "n_shared_experts": 1, "num_nextn_predict_layers": 1,
 }  # fmt: skip
-
-
-def _refuse(field: str, found: object, expected: str) -> ConfigError:
-    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
 
 
 def read_config(raw: Mapping[str, Any]) -> Glm47Config:
@@ -104,14 +85,15 @@ def read_config(raw: Mapping[str, Any]) -> Glm47Config:
         ) from error
     for name in _POSITIVE:
         if not 0 < (value := getattr(c, name)) < math.inf:
-            raise _refuse(name, value, "a positive number")
+            raise refuse(name, value, "a positive number")
     for name, only in _ONLY.items():
         if (value := getattr(c, name)) != only:
-            raise _refuse(name, value, repr(only))
-    _check_counts(c)
+            raise refuse(name, value, repr(only))
+    if c.num_attention_heads % c.num_key_value_heads:
+        raise refuse("num_key_value_heads", c.num_key_value_heads, f"a divisor of {c.num_attention_heads}")
     theta, rotary = _rope(c)
     eos = c.eos_token_id
-    return Glm47Config(
+    config = Glm47Config(
         vocab_size=c.vocab_size,
         max_positions=c.max_position_embeddings,
         hidden_size=c.hidden_size,
@@ -134,40 +116,26 @@ def read_config(raw: Mapping[str, Any]) -> Glm47Config:
         routed_scaling_factor=c.routed_scaling_factor,
         quantisation=read_quantisation(c.quantization_config),
     )
-
-
-def _check_counts(c: _Json) -> None:
-    if c.num_attention_heads % c.num_key_value_heads:
-        raise _refuse("num_key_value_heads", c.num_key_value_heads, f"a divisor of {c.num_attention_heads}")
-    if not 0 <= c.first_k_dense_replace <= c.num_hidden_layers:
-        raise _refuse("first_k_dense_replace", c.first_k_dense_replace, f"0 to {c.num_hidden_layers}")
-    if c.num_hidden_layers * c.n_routed_experts > MOST_EXPERTS:
-        raise _refuse("n_routed_experts", c.n_routed_experts, f"at most {MOST_EXPERTS} in {c.num_hidden_layers} layers")
-    if c.n_routed_experts % c.n_group:
-        raise _refuse("n_group", c.n_group, f"a divisor of {c.n_routed_experts}")
-    if c.topk_group > c.n_group:
-        raise _refuse("topk_group", c.topk_group, f"at most {c.n_group}")
-    eligible = c.n_routed_experts // c.n_group * c.topk_group
-    if c.num_experts_per_tok > eligible:
-        raise _refuse("num_experts_per_tok", c.num_experts_per_tok, f"at most {eligible}")
+    check_mixture(config)
+    return config
 
 
 def _rope(c: _Json) -> tuple[float, int]:
     """Base of the frequencies and turned dimensions, from the nested or the flat keys."""
     if c.rope_scaling and not {"rope_type", "type"} & c.rope_scaling.keys():
-        raise _refuse("rope_scaling", c.rope_scaling, "a section that names its rope_type, or null")
+        raise refuse("rope_scaling", c.rope_scaling, "a section that names its rope_type, or null")
     nested = c.rope_parameters or {}
     for name, section in (("rope_parameters", nested), ("rope_scaling", c.rope_scaling or {})):
         kind = section.get("rope_type", section.get("type", "default"))
         if kind != "default":
-            raise _refuse(f"{name}.rope_type", kind, "'default'")
+            raise refuse(f"{name}.rope_type", kind, "'default'")
     theta = _flat_or_nested("rope_theta", c.rope_theta, nested)
     factor = _flat_or_nested("partial_rotary_factor", c.partial_rotary_factor, nested)
     if not factor <= 1:
-        raise _refuse("partial_rotary_factor", factor, "more than 0, at most 1")
+        raise refuse("partial_rotary_factor", factor, "more than 0, at most 1")
     rotary = int(c.head_dim * factor)
     if not rotary or rotary % 2:
-        raise _refuse("partial_rotary_factor", factor, f"an even number of the {c.head_dim} dimensions of a head")
+        raise refuse("partial_rotary_factor", factor, f"an even number of the {c.head_dim} dimensions of a head")
     return theta, rotary
 
 
@@ -176,7 +144,7 @@ def _flat_or_nested(name: str, flat: float | None, nested: Mapping[str, Any]) ->
     inner = nested.get(name)
     value = inner if flat is None else flat
     if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
-        raise _refuse(name, value, "a positive number")
+        raise refuse(name, value, "a positive number")
     if inner is not None and inner != value:
-        raise _refuse(f"rope_parameters.{name}", inner, f"{value}, as it is outside")
+        raise refuse(f"rope_parameters.{name}", inner, f"{value}, as it is outside")
     return float(value)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from dgpp_core.api import Bus, Shard, State, StepBatch
+from dgpp_core.api import Shard, State, StepBatch
 from dgpp_core.layers.gqa import GroupedQueryAttention
 from dgpp_core.layers.paged import PagedIndex
-from dgpp_core.ops.experts import Experts, combine, combine_norm
 from dgpp_core.ops.linear import Linear, load_recoded
-from dgpp_core.ops.mlp import GateUp
-from dgpp_core.ops.residual import embed_norm, residual_norm
+from dgpp_core.ops.residual import embed_norm
 from dgpp_core.ops.rope import RotaryTable
-from dgpp_core.ops.router import Router
+from dgpp_glm.blocks import FeedForward, Mixture, Stream, parts
 from dgpp_glm.glm47.config import Glm47Config
-from dgpp_glm.glm47.tables import DRAFT_HEAD
+from dgpp_glm.tables import DRAFT_HEAD
 
 
 class Step(NamedTuple):
@@ -35,32 +32,6 @@ class Step(NamedTuple):
     def of(cls, batch: StepBatch, state: State) -> Step:
         """Computed once a step."""
         return cls(PagedIndex(batch, state["k"].shape[3]), state, batch.keep_rows)
-
-
-class Stream:
-    """The residual stream of a step.
-
-    Args:
-        residual: float32 ``[R, hidden]``; updated in place.
-        dtype: of what sublayers read.
-    """
-
-    def __init__(self, residual: Tensor, eps: float, dtype: torch.dtype) -> None:
-        self.residual, self.eps, self.dtype = residual, eps, dtype
-
-    def add(self, parts: Tensor, norm: Tensor) -> Tensor:
-        """Add parts ``[S, R, hidden]`` in order; the new stream under ``norm``."""
-        return residual_norm(self.residual, parts, norm, self.eps, self.dtype)
-
-
-def _folded(bus: Bus, partial: Tensor) -> Tensor:
-    """The sum of all ranks' ``[R, hidden]`` as the one part of it."""
-    return bus.all_reduce(partial).float().unsqueeze(0)
-
-
-def _parts(linear: Linear, bus: Bus, x: Tensor, decode: bool) -> Tensor:
-    """What a product whose inputs are divided among the ranks adds to the stream, ``[S, R, hidden]``."""
-    return linear.partials(x, decode) if bus.world == 1 else _folded(bus, linear(x, decode))
 
 
 class Attention:
@@ -89,45 +60,7 @@ class Attention:
         """``[S, R, hidden]``."""
         k_pool, v_pool = step.state["k"][self.layer], step.state["v"][self.layer]
         out = self.attend(self.qkv.wide(x, step.decode), step.rows, k_pool, v_pool, x.dtype)
-        return _parts(self.o, self.bus, out, step.decode)
-
-
-class FeedForward:
-    """The gated feed-forward of the first layers."""
-
-    def __init__(self, shard: Shard, part: str) -> None:
-        self.bus = shard.bus
-        self.gate_up = GateUp.load(shard, f"{part}.gate_up")
-        self.down = Linear.load(shard, f"{part}.down")
-
-    def __call__(self, x: Tensor, stream: Stream, norm: Tensor, decode: bool) -> Tensor:
-        """Add it to the stream; the new stream under ``norm``."""
-        return stream.add(_parts(self.down, self.bus, self.gate_up(x, decode), decode), norm)
-
-
-class Mixture:
-    """Routed experts and the shared one. Every rank holds a slice of each, so that all route alike."""
-
-    def __init__(self, config: Glm47Config, shard: Shard, part: str) -> None:
-        self.bus = shard.bus
-        self.router = Router(
-            shard.weights.matrix(f"{part}.router"),
-            shard.weights.take(f"{part}.router_bias"),
-            config.num_experts_per_tok,
-            groups=config.n_group,
-            top_groups=config.topk_group,
-            normalise=config.norm_topk_prob,
-            scale=config.routed_scaling_factor,
-        )
-        self.experts = Experts.load(shard, f"{part}.experts", experts=config.n_routed_experts)
-
-    def __call__(self, x: Tensor, stream: Stream, norm: Tensor, decode: bool) -> Tensor:
-        """As `FeedForward`."""
-        routing = self.router(x, decode)
-        given = self.experts(x, routing, decode)
-        if self.bus.world == 1:
-            return combine_norm(stream.residual, given, routing, norm, stream.eps, stream.dtype)
-        return stream.add(_folded(self.bus, combine(given, routing).to(x.dtype)), norm)
+        return parts(self.o, self.bus, out, step.decode)
 
 
 class Layer:

@@ -1,0 +1,54 @@
+"""What config.json files of GLM models have in common."""
+
+from __future__ import annotations
+
+from dgpp_core.api import ConfigError, ModelConfig
+from dgpp_glm.quantisation import Quantisation
+
+MOST_EXPERTS = 1 << 17
+"""Of all layers together: each takes three entries of the binding table. GLM-4.7 counts 14,720."""
+
+
+class GlmConfig(ModelConfig, frozen=True, kw_only=True):
+    """Shapes and constants of a decoder with a mixture of experts; names as in config.json.
+
+    Attributes:
+        quantisation: how the checkpoint stores its matrices.
+    """
+
+    num_hidden_layers: int
+    first_k_dense_replace: int
+    rms_norm_eps: float
+    intermediate_size: int
+    moe_intermediate_size: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    n_group: int
+    topk_group: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    quantisation: Quantisation
+
+
+def refuse(field: str, found: object, expected: str) -> ConfigError:
+    """The error for a value that is not supported."""
+    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
+
+
+def check_mixture(c: GlmConfig) -> None:
+    """Refuse counts of layers and experts that do not belong together.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    if not 0 <= c.first_k_dense_replace <= c.num_hidden_layers:
+        raise refuse("first_k_dense_replace", c.first_k_dense_replace, f"0 to {c.num_hidden_layers}")
+    if c.num_hidden_layers * c.n_routed_experts > MOST_EXPERTS:
+        raise refuse("n_routed_experts", c.n_routed_experts, f"at most {MOST_EXPERTS} in {c.num_hidden_layers} layers")
+    if c.n_routed_experts % c.n_group:
+        raise refuse("n_group", c.n_group, f"a divisor of {c.n_routed_experts}")
+    if c.topk_group > c.n_group:
+        raise refuse("topk_group", c.topk_group, f"at most {c.n_group}")
+    eligible = c.n_routed_experts // c.n_group * c.topk_group
+    if c.num_experts_per_tok > eligible:
+        raise refuse("num_experts_per_tok", c.num_experts_per_tok, f"at most {eligible}")
