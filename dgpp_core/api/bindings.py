@@ -15,10 +15,11 @@ Role = Literal["linear", "embedding", "vector"]
 
 
 class Init(msgspec.Struct, frozen=True):
-    """How `dgpp synth` fills a tensor: normal with ``std`` around ``mean``."""
+    """How `dgpp synth` fills a tensor: with ``values`` where there are any, else normal, ``std`` around ``mean``."""
 
     std: float = 0.02
     mean: float = 0.0
+    values: tuple[int, ...] = ()
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,14 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     def stays_float32(self) -> bool:
         """Whether no device narrows it: nothing but F32 is accepted for it (a router's correction bias)."""
         return self.formats == ("F32",)
+
+    @property
+    def stays_stored(self) -> bool:
+        """Whether it keeps its stored dtype on every device: a table or vector for which one format alone is accepted.
+
+        Constants in integers, a table in 8 bits that is widened as its rows are looked up.
+        """
+        return self.role != "linear" and self.storage == "dense" and len(self.formats) == 1
 
 
 class Stack(msgspec.Struct, frozen=True):

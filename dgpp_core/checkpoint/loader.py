@@ -29,7 +29,7 @@ class CheckpointWeights:
         entries: the checkpoint's tensors, from `read_headers`.
         device: where parameters are made.
         dtype: what dense floating-point parameters are converted to; integers stay as stored, and so does what is
-            accepted as F32 alone.
+            accepted in one format alone.
         rank, world: which part of each cut tensor this process holds.
         progress: called with (stored bytes read, stored bytes in all) after each parameter.
 
@@ -163,7 +163,8 @@ class CheckpointWeights:
 
     def _dense_dtype(self, binding: Binding) -> torch.dtype:
         stored = TORCH_DTYPES[self._entries[binding.name].dtype]
-        return self._dtype if stored.is_floating_point and not binding.stays_float32 else stored
+        stays = binding.stays_float32 or binding.stays_stored
+        return self._dtype if stored.is_floating_point and not stays else stored
 
     def _from(self, binding: Binding) -> tuple[int, int]:
         """Cut axis and this rank's first index along it; (0, 0) where nothing is cut."""

@@ -9,6 +9,7 @@ import msgspec
 
 from dgpp_core.api.bindings import Binding, BindingTable, Role, Stack
 from dgpp_core.checkpoint.cuts import cut_shape
+from dgpp_core.checkpoint.headers import DTYPE_BITS
 from dgpp_core.formats.resident import Bf16Form, DeviceKind, bf16_matrix_bytes, resident_bytes, stored_bytes
 
 
@@ -65,6 +66,8 @@ class Parameter(msgspec.Struct, frozen=True):
             return sum(self._stored_bytes(binding, storage, heights[:-1]) for binding in self.bindings)
         if self.bindings[0].stays_float32:
             return 4 * self.elements
+        if self.bindings[0].stays_stored:
+            return DTYPE_BITS[self.bindings[0].formats[0]] // 8 * self.elements
         if self.role == "linear" and len(self.shape) == 2:
             return bf16_matrix_bytes((self.shape[0], self.shape[1]), bf16_form)
         return resident_bytes(self.role, self.shape, device)

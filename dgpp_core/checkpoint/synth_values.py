@@ -36,6 +36,9 @@ def random_tensor(binding: Binding, seed: int, dtype: str) -> Tensor:
 def dense_pieces(binding: Binding, seed: int, dtype: str) -> Iterator[Tensor]:
     """`random_tensor`, flat and a few million elements at a time."""
     source, kind = generator(binding, seed), TORCH_DTYPES[dtype]
+    if binding.init.values:
+        yield torch.tensor(binding.init.values).to(kind)
+        return
     left = math.prod(binding.shape)
     while True:
         count = min(left, _PIECE)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dgpp_core.api import Binding, BindingTable, CheckpointError
 from dgpp_core.checkpoint.check import parts_of
 from dgpp_core.checkpoint.stacking import stack
-from dgpp_core.checkpoint.synth_values import stored_tensors
+from dgpp_core.checkpoint.synth_values import random_tensor, stored_tensors
 from dgpp_core.formats.codec import decode
 from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.formats.matrix import Matrix
@@ -71,6 +71,8 @@ class RandomWeights:
         return binding.resident if binding.resident and self._device.type == "cuda" else binding.storage
 
     def _dense(self, binding: Binding) -> Tensor:
+        if binding.stays_stored and not binding.stays_float32:
+            return random_tensor(binding, self._seed, binding.formats[0]).to(self._device)
         dtype = torch.float32 if binding.stays_float32 else self._dtype
         source = torch.Generator(self._device).manual_seed(self._seed + crc32(binding.name.encode()))
         values = torch.empty(binding.shape, dtype=dtype, device=self._device)

@@ -13,10 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dgpp_core.api import Binding, BindingTable, CheckpointError
+from dgpp_core.api import Binding, BindingTable, CheckpointError, Init
 from dgpp_core.checkpoint.check import check_bindings
 from dgpp_core.checkpoint.headers import TensorEntry, read_headers
 from dgpp_core.checkpoint.loader import CheckpointWeights
+from dgpp_core.checkpoint.parameters import parameters
+from dgpp_core.checkpoint.synth_values import random_tensor
 
 Tensors = dict[str, Tensor]
 
@@ -217,3 +219,26 @@ def test_a_file_that_is_gone_after_its_header_was_read(tmp_path: Path, table: Bi
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"cannot read model\.safetensors"):
         loader.take("layers.1.o")
+
+
+def test_what_is_accepted_in_one_format_alone_stays_as_it_is_stored(tmp_path: Path) -> None:
+    """A table in 8 bits and constants in integers: on the device, in the plan and in a random checkpoint."""
+    values = (3, -5, 1 << 40)
+    table = BindingTable(
+        (
+            Binding(name="codes", shape=(6, 4), target="codes", role="embedding", formats=("F8_E4M3",)),
+            Binding(
+                name="constants", shape=(3,), target="constants", role="vector", formats=("I64",),
+                init=Init(values=values),
+            ),
+        )
+    )  # fmt: skip
+    made = {b.name: random_tensor(b, 1, b.formats[0]) for b in table.tensors}
+    assert made["constants"].tolist() == list(values)
+    loaded = weights(table, written(tmp_path, made))
+    codes = loaded.take("codes")
+    assert codes.dtype == torch.float8_e4m3fn
+    assert torch.equal(codes.view(torch.uint8), made["codes"].view(torch.uint8))
+    assert loaded.take("constants").tolist() == list(values)
+    held = parameters(table, 1)
+    assert (held["codes"].bytes("cpu"), held["constants"].bytes("cuda")) == (24, 24)
