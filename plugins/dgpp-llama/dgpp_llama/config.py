@@ -63,8 +63,11 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         raise ConfigError(
             "config.json does not describe a Llama model", where="config.json", found=str(error)
         ) from error
-    rope = c.rope_parameters or c.rope_scaling or {}
-    theta = rope.get("rope_theta") if c.rope_theta is None else c.rope_theta
+    sections = {"rope_parameters": c.rope_parameters or {}, "rope_scaling": c.rope_scaling or {}}
+    inner = next((given for s in sections.values() if (given := s.get("rope_theta")) is not None), None)
+    theta = inner if c.rope_theta is None else c.rope_theta
+    if inner is not None and inner != theta:
+        raise _refuse("rope_parameters.rope_theta", inner, f"{theta}, as it is outside")
     for name, value in (msgspec.structs.asdict(c) | {"rope_theta": theta}).items():
         if name in _POSITIVE and value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
             raise _refuse(name, value, "a positive number")
@@ -72,9 +75,9 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
         raise _refuse("head_dim", c.head_dim, "an even number")
     if c.sliding_window is not None:
         raise _refuse("sliding_window", c.sliding_window, "none: every layer attends to the whole text")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise _refuse("rope_scaling.rope_type", kind, "'default'")
+    for name, section in sections.items():
+        if (kind := section.get("rope_type", section.get("type", "default"))) != "default":
+            raise _refuse(f"{name}.rope_type", kind, "'default'")
     if c.hidden_act != "silu" or c.attention_bias or c.mlp_bias:
         raise _refuse("hidden_act, attention_bias or mlp_bias", c.hidden_act, "'silu' and no biases")
     kv_heads = c.num_key_value_heads or c.num_attention_heads

@@ -71,3 +71,13 @@ def test_a_config_it_cannot_serve_is_refused_by_field(field: str, value: object)
     with pytest.raises(ConfigError) as refused:
         read_config(dict(SPECS[0].tiny_config) | {field: value})
     assert field.split("_")[0] in str(refused.value)
+
+
+def test_rotary_sections_that_contradict_each_other_are_refused() -> None:
+    raw = dict(SPECS[0].tiny_config)
+    base, nested = raw["rope_theta"], {"rope_type": "default", "rope_theta": raw["rope_theta"]}
+    assert read_config(raw | {"rope_parameters": nested}) == read_config(raw)
+    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_theta"):
+        read_config(raw | {"rope_parameters": nested | {"rope_theta": base + 1}})
+    with pytest.raises(ConfigError, match=r"rope_scaling\.rope_type"):
+        read_config(raw | {"rope_parameters": nested, "rope_scaling": {"type": "yarn", "factor": 4.0}})
