@@ -247,3 +247,28 @@ def test_a_strict_schema_that_cannot_be_kept(running: Any, request: pytest.Fixtu
             model="fake", input=ASK, tools=[{"type": "function", "name": "f", "parameters": bad, "strict": True}]
         )
     assert refused.value.param == "tools[0].parameters.properties.a.uniqueItems"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_clients_own_agent_loop(running: Any, streamed: bool) -> None:
+    made: list[Any] = []
+
+    @anthropic.beta_tool
+    def weather(city: str, days: int = 1) -> str:
+        """The weather."""
+        made.append((city, days))
+        return "22 degrees"
+
+    @anthropic.beta_tool
+    def get_time() -> str:
+        """The time."""
+        made.append("time")
+        return "noon"
+
+    runner = running.anthropic().beta.messages.tool_runner(
+        model="fake", max_tokens=2000, messages=ASK, tools=[weather, get_time], stream=streamed
+    )
+    turns = [turn.get_final_message() if streamed else turn for turn in runner]
+    assert [turn.stop_reason for turn in turns] == ["tool_use", "end_turn"]
+    assert turns[-1].content[-1].text == "It is warm."
+    assert made == [(INPUTS[0]["city"], 3), "time", ("世界", 1)]

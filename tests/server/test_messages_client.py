@@ -128,7 +128,11 @@ def test_errors_are_the_clients_exceptions(fake: Any) -> None:
         create(fake, model="other")
     assert missing.value.body == {
         "type": "error",
-        "error": {"type": "not_found_error", "message": 'the model "other" is not served here; "fake" is'},
+        "error": {
+            "type": "not_found_error",
+            "message": 'the model "other" is not served here; "fake" is',
+            "details": {"error_code": "model_not_found"},
+        },
     }
     with pytest.raises(anthropic.BadRequestError) as wrong:
         create(fake, extra_body={"top_p": 3})
@@ -221,6 +225,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"mood": "good"}}, "chat_template_kwargs.mood"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
     ({"mcp_servers": []}, "mcp_servers"),
+    ({"thread": {"type": "create"}}, "thread"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
     ({"context_management": {"edits": 5}}, "context_management"),
     ({"context_management": "all"}, "context_management"),

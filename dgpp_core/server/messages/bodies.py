@@ -31,11 +31,18 @@ _ERROR_TYPES: dict[int, ErrorType] = {
 }  # fmt: skip
 
 
+class MessageFaultDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """The same for programs."""
+
+    error_code: str
+
+
 class MessageFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong."""
+    """What went wrong; details are there where the error has a code."""
 
     type: ErrorType
     message: str
+    details: MessageFaultDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageError(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +101,9 @@ def message_error(error: RequestError) -> bytes:
         kind: ErrorType = "overloaded_error"
     else:
         kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return msgspec.json.encode(MessageError(error=MessageFault(type=kind, message=error_message(error))))
+    details = msgspec.UNSET if error.code is None else MessageFaultDetails(error_code=error.code)
+    fault = MessageFault(type=kind, message=error_message(error), details=details)
+    return msgspec.json.encode(MessageError(error=fault))
 
 
 def message(head: Head, job: Job, choices: Sequence[Collected], usage: Usage, tokenizer: Tokenizer) -> MessageBody:

@@ -83,6 +83,10 @@ def _read(body: bytes, served: Served, form: type[Any]) -> Any:
     raw = parse_body(body)
     check_model(raw, served)
     refuse(raw, (), REFUSED_IF_SET)
+    if raw.get("thread") is not None:
+        # The client knows this code, and goes on with the whole conversation in each request.
+        what = "`thread`: conversations are not kept here; send the whole of it without `thread`"
+        raise RequestError(what, param="thread", code="thread_unsupported_request")
     _check_context(raw.get("context_management"))
     check_stream_options(raw, ())
     return read_fields(raw, form)
