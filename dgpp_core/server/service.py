@@ -79,6 +79,7 @@ class Service:
             RequestError: 503, the engine takes no requests now.
         """
         self.counters.requests += 1
+        began = self.outside.clock()  # before the engine has it: writing to its process may let that run first
         try:
             generation = Generation(job, self.served, self.client, self._draw_seed)
         except RequestError as error:
@@ -90,7 +91,7 @@ class Service:
             created=int(self.outside.time()),
             model=self.served.options.served_id,
         )
-        return Exchange(self, generation, head)
+        return Exchange(self, generation, head, began)
 
     def _draw_seed(self) -> int:
         return int.from_bytes(self.outside.random_bytes(8), "little")
@@ -117,10 +118,9 @@ class GenerationLine(msgspec.Struct, frozen=True, kw_only=True):
 class Exchange:
     """One request being answered. Iterate `batches` once and `close` it whatever happens."""
 
-    def __init__(self, service: Service, generation: Generation, head: Head) -> None:
+    def __init__(self, service: Service, generation: Generation, head: Head, began: float) -> None:
         self.generation, self.head = generation, head
-        self._service = service
-        self._began = service.outside.clock()
+        self._service, self._began = service, began
         self._first: float | None = None
         self._status = 200
         self._reasons: list[str] = []

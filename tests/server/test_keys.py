@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from dgpp_core.api.errors import ConfigError
 from dgpp_core.cli.main import cli
 from dgpp_core.config.settings import HttpSettings
 from dgpp_core.server.keys import KeyRing, parse_keys, read_keys
+from dgpp_core.server.openapi import document
 
 REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "colors"}]}
 DIGEST = hashlib.sha256(b"secret").hexdigest()
@@ -123,6 +126,18 @@ def test_a_service_with_keys(serve_fake: Any, tmp_path: Path) -> None:
         bad = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.AuthenticationError):
             bad.models.list()
+
+
+def test_every_documented_route_wants_a_key(serve_fake: Any, tmp_path: Path) -> None:
+    made(tmp_path / "keys", "alice")
+    refused = []
+    with serve_fake(http=HttpSettings(api_key_file=str(tmp_path / "keys"))) as running:
+        for path, item in json.loads(document())["paths"].items():
+            for method in {"get", "post", "delete"} & set(item):
+                url = running.url + re.sub(r"\{[^}]*\}", "fake", path)
+                if httpx.request(method, url, headers={"x-api-key": "wrong"}).status_code == 401:
+                    refused.append(path)
+    assert set(json.loads(document())["paths"]) - set(refused) == {"/health"}
 
 
 def test_our_own_client_shows_a_key(serve_fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,6 +276,6 @@ def talking(serve_fake: Any, write_checkpoint: Any, tmp_path_factory: pytest.Tem
         "{%- if enable_thinking is defined and not enable_thinking -%}<think></think>{%- endif -%}"
     )
     folder = write_checkpoint(tmp_path_factory.mktemp("page"), ("<think>", "</think>", *spoken.markers), template)
-    script = FakeScript(replies=replies, stats=STATS, step_ms=2, cached_tokens=3)
+    script = FakeScript(replies=replies, stats=STATS, step_ms=4, cached_tokens=3)
     with serve_fake(script, model=folder, default_max_tokens=3000, served_id="demo-model-9b") as running:
         yield running
