@@ -1,7 +1,7 @@
 """GLM models for dgpp.
 
 This module says what the family is and must not import torch; the arithmetic of each model lies in a package of its
-own (`dgpp_glm.glm47`) and is imported when a model is built.
+own (`dgpp_glm.glm47`, `dgpp_glm.glm53`) and is imported when a model is built.
 """
 
 from __future__ import annotations
@@ -19,36 +19,47 @@ from dgpp_core.api import (
     hookimpl,
 )
 from dgpp_core.formats.resident import rotary_table_bytes
+from dgpp_glm.glm47 import specs as glm47_specs
+from dgpp_glm.glm47 import tables as glm47_tables
 from dgpp_glm.glm47.config import Glm47Config
-from dgpp_glm.glm47.specs import SPECS
-from dgpp_glm.glm47.tables import bindings, groups
+from dgpp_glm.glm53 import specs as glm53_specs
+from dgpp_glm.glm53 import tables as glm53_tables
+from dgpp_glm.glm53.config import Glm53Config
 
 DGPP_API = 1
 
 
 @hookimpl
 def dgpp_models() -> tuple[ModelSpec, ...]:
-    """GLM-4.7."""
-    return SPECS
+    """GLM-4.7 and GLM-5.3."""
+    return glm47_specs.SPECS + glm53_specs.SPECS
 
 
 @hookimpl
 def dgpp_bindings(spec: ModelSpec, config: ModelConfig) -> BindingTable:
     """Every tensor of the checkpoint, the draft layer's included."""
+    if isinstance(config, Glm53Config):
+        return glm53_tables.bindings(config)
     assert isinstance(config, Glm47Config)
-    return bindings(config)
+    return glm47_tables.bindings(config)
 
 
 @hookimpl
 def dgpp_groups(spec: ModelSpec, config: ModelConfig, world: int) -> tuple[StateGroup, ...]:
-    """Keys and values of every layer, the draft layer's last."""
+    """What every layer keeps of a token, the draft layer's last."""
+    if isinstance(config, Glm53Config):
+        return glm53_tables.groups(config, world)
     assert isinstance(config, Glm47Config)
-    return groups(config, world)
+    return glm47_tables.groups(config, world)
 
 
 @hookimpl
 def dgpp_build(spec: ModelSpec, config: ModelConfig, shard: Shard) -> Model:
     """The target model of one rank."""
+    if isinstance(config, Glm53Config):
+        from dgpp_glm.glm53.model import Glm53Model
+
+        return Glm53Model(config, shard)
     from dgpp_glm.glm47.model import Glm47Model
 
     assert isinstance(config, Glm47Config)
@@ -58,6 +69,12 @@ def dgpp_build(spec: ModelSpec, config: ModelConfig, shard: Shard) -> Model:
 @hookimpl
 def dgpp_drafter(spec: ModelSpec, config: ModelConfig, shard: Shard, model: Model) -> Drafter:
     """The multi-token-prediction layer."""
+    if isinstance(config, Glm53Config):
+        from dgpp_glm.glm53.drafter import Glm53Drafter
+        from dgpp_glm.glm53.model import Glm53Model
+
+        assert isinstance(model, Glm53Model)
+        return Glm53Drafter(config, shard, model, spec.draft_depth)
     from dgpp_glm.glm47.drafter import Glm47Drafter
     from dgpp_glm.glm47.model import Glm47Model
 
@@ -69,11 +86,13 @@ def dgpp_drafter(spec: ModelSpec, config: ModelConfig, shard: Shard, model: Mode
 @hookimpl
 def dgpp_memory_plan(config: ModelConfig) -> tuple[PlanTerm, ...]:
     """The rotary tables, which are no checkpoint tensors."""
-    assert isinstance(config, Glm47Config)
-    return (PlanTerm("rotary tables", rotary_table_bytes(config.rotary_dim, config.max_positions)),)
+    assert isinstance(config, Glm47Config | Glm53Config)
+    width = config.rotary_dim if isinstance(config, Glm47Config) else config.qk_rope_head_dim
+    return (PlanTerm("rotary tables", rotary_table_bytes(width, config.max_positions)),)
 
 
 @hookimpl
 def dgpp_dialect(spec: ModelSpec) -> Dialect:
     """The checkpoint's own template; reasoning that a template variable turns off."""
-    return Dialect(reasoning=("<think>", "</think>"), thinking_switches=("enable_thinking",))
+    switches = () if spec.name == "glm53" else ("enable_thinking",)
+    return Dialect(reasoning=("<think>", "</think>"), thinking_switches=switches)
