@@ -169,7 +169,7 @@ def plan_of(chosen: Chosen, available: int | None) -> Plan:
     settings = chosen.resolved.engine.on_device(gpu=kind == "cuda")
     groups = for_device(model.groups(config, world), kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
-    require_room(geometry, config)
+    require_room(geometry, config, kind == "cuda")
     if kind == "cuda" and settings.decode_graph:
         require_families(geometry.slots, step_depths(geometry.step_width - 1, settings))
     return make_plan(

@@ -84,7 +84,7 @@ def prepare_config(
         raise ConfigError("an end token is no token", where="eos_token_id", found=str(wrong[0]), expected=limit)
     groups = for_device(model.groups(config, world), device_kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
-    require_room(geometry, config)
+    require_room(geometry, config, device_kind == "cuda")
     if device_kind == "cuda" and settings.decode_graph:
         require_families(geometry.slots, step_depths(geometry.step_width - 1, settings))
     form: Literal["bf16", "bf12"] = "bf16" if settings.bf16_weights == "checkpoint" else "bf12"

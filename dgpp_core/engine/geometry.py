@@ -11,6 +11,8 @@ from dgpp_core.api import DTYPE_BYTES, ConfigError, ModelConfig, PagedGroup, Rec
 from dgpp_core.config.settings import EngineSettings
 
 MAX_SNAPSHOTS = 4096
+GPU_STEP_ROWS = 256
+"""Most rows, requests times (1 + drafts), of a decode step on a GPU: what the attention kernels take in one launch."""
 LEAST_CONTEXT = 16
 """Tokens that any served request may have; less is a mistake in a setting."""
 
@@ -91,11 +93,19 @@ def make_geometry(
     )
 
 
-def require_room(geometry: Geometry, config: ModelConfig) -> None:
-    """Raise `ConfigError` where the pool or the positional ceiling is too small for any sensible request."""
+def require_room(geometry: Geometry, config: ModelConfig, gpu: bool = False) -> None:
+    """Raise `ConfigError` where no sensible request fits the pool or the positional ceiling, or no full step a GPU."""
     pool, least = geometry.blocks * geometry.block_tokens, LEAST_CONTEXT + 8 * geometry.step_width
     if pool < least:
         raise ConfigError("no request fits the KV pool", where="kv_capacity", found=str(pool), expected=f">= {least}")
     if (found := config.max_positions) < LEAST_CONTEXT:
         where, expected = "max_position_embeddings", f">= {LEAST_CONTEXT}"
         raise ConfigError("the model has too few positions", where=where, found=str(found), expected=expected)
+    if gpu and geometry.slots * geometry.step_width > GPU_STEP_ROWS:
+        raise ConfigError(
+            "a decode step would have too many rows for a GPU",
+            where="max_concurrency, mtp_depth",
+            found=f"{geometry.slots} requests of {geometry.step_width} rows",
+            expected=f"<= {GPU_STEP_ROWS} rows in all",
+            hint=f"set max_concurrency to {GPU_STEP_ROWS // geometry.step_width} or less",
+        )

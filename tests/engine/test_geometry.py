@@ -9,7 +9,7 @@ import pytest
 from dgpp_core.api import ConfigError, ModelConfig
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.factory import prepare
-from dgpp_core.engine.geometry import make_geometry, require_room
+from dgpp_core.engine.geometry import GPU_STEP_ROWS, make_geometry, require_room
 from dgpp_core.engine.rehearsal import rehearse
 from dgpp_core.host.loading import LoadedModel
 from dgpp_core.testing.world import World
@@ -32,6 +32,19 @@ def test_sizes_that_fit_no_request_are_refused_by_name(changes: dict[str, int], 
     with pytest.raises(ConfigError) as refused:
         require_room(make_geometry(config, (), EngineSettings(**changes), 0), config)  # type: ignore[arg-type]
     assert refused.value.where == named
+
+
+def test_a_decode_step_too_wide_for_a_gpu_is_refused_before_anything_is_loaded() -> None:
+    from dgpp_core.ops.kernels.attention_decode import MAX_ROWS
+
+    settings = EngineSettings(max_concurrency=65, mtp_depth=3, kv_capacity=1 << 20)
+    geometry = make_geometry(CONFIG, (), settings, 3)
+    require_room(geometry, CONFIG)
+    with pytest.raises(ConfigError) as refused:
+        require_room(geometry, CONFIG, gpu=True)
+    assert refused.value.where == "max_concurrency, mtp_depth"
+    assert refused.value.hint == "set max_concurrency to 64 or less"
+    assert MAX_ROWS == GPU_STEP_ROWS
 
 
 @pytest.mark.parametrize(("capacity", "block"), [(1, 64), (24, 8), (24, 1), (200, 64)])
