@@ -71,12 +71,13 @@ def test_a_plan_that_nobody_could_be_served_by_is_refused_as_serving_would() -> 
     assert "no request fits the KV pool" in done.stderr
 
 
-def test_a_plan_of_more_decode_shapes_than_can_be_captured_is_refused() -> None:
+def test_a_plan_of_wider_decode_steps_than_a_gpu_takes_is_refused() -> None:
     arguments = ("plan", "--plugin", "glm47", "--device", "cuda", "--available", str(2**50))
     done = run(*arguments, "--max-concurrency", "1024", "--mtp-depth", "5", "--mtp-schedule")
     assert done.exit_code == 2
-    assert "too many decode shapes" in done.stderr
-    assert run(*arguments, "--max-concurrency", "1024", "--mtp-depth", "5").exit_code == 0
+    assert "too many rows" in done.stderr
+    assert "42 or less" in done.stderr
+    assert run(*arguments, "--max-concurrency", "42", "--mtp-depth", "5", "--mtp-schedule").exit_code == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, whose memory is asked")
