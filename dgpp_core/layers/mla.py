@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dgpp_core.formats.latent_rows import decode_latent_rows, encode_latent_rows, layout_of
 from dgpp_core.layers.paged import PagedIndex, Selection
 from dgpp_core.ops.head_products import HeadProducts
 from dgpp_core.ops.norm import rms_norm
@@ -67,7 +68,8 @@ class LatentAttention:
         Args:
             q: float32 ``[R, heads * (nope + rope.width)]``.
             latent: float32 ``[R, rank + rope.width]``, un-normed; the shared key last.
-            pool: one layer's pool, ``[blocks, 1, block_tokens, rank + rope.width]``; the step's rows are written.
+            pool: one layer's pool, ``[blocks, 1, block_tokens, width]`` of a `dgpp_core.formats.latent_layout`; the
+                step's rows are written, and then read as they are stored.
             dtype: of the result.
             decode: as in `dgpp_core.ops.linear.Product`.
 
@@ -80,7 +82,13 @@ class LatentAttention:
             cos, sin = self.rope.at(index.batch.positions)
             far, key = rotate_pairs(far, cos, sin), rotate_pairs(key, cos, sin)
         normed = rms_norm(latent[:, : self.rank], self.latent_norm, self.eps, torch.float32).unsqueeze(1)
-        index.write(pool, torch.cat((normed, key), dim=-1))
+        layout = layout_of(pool, self.rank, key.shape[-1])
+        index.write(pool, encode_latent_rows(layout, normed.to(dtype), key.to(dtype)))
         absorbed = torch.cat((self._absorb(near.to(dtype), decode), far), dim=-1).to(dtype)
-        mixed = index.attend(absorbed, pool, pool[..., : self.rank], self.scale, chosen)
+
+        def read(blocks: Tensor) -> tuple[Tensor, Tensor]:
+            rows = decode_latent_rows(layout, pool[blocks])
+            return rows, rows[..., : self.rank]
+
+        mixed = index.attend_read(absorbed, read, self.scale, chosen)
         return self._values(mixed, decode).to(dtype).flatten(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from dgpp_core.ops.tile_attention import tile_attention
 
 Selection = tuple[Tensor, ...]
 """Which keys each row attends to: for each of `PagedIndex.groups` bool ``[B, tiles, n, block_tokens]``, causal."""
+
+Read = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From block ids ``[B, tiles]`` to keys and values, ``[B, tiles, kv heads, block_tokens, width]``."""
 
 
 class PagedIndex:
@@ -53,11 +56,15 @@ class PagedIndex:
 
         ``chosen`` narrows what each row sees; a row must see one key at least.
         """
+        return self.attend_read(q, lambda blocks: (k_pool[blocks], v_pool[blocks]), scale, chosen)
+
+    def attend_read(self, q: Tensor, read: Read, scale: float, chosen: Selection | None = None) -> Tensor:
+        """`attend` to rows that are not stored as they are used."""
         parts = []
         for number, (rows, blocks, causal) in enumerate(self.groups):
             visible, count = causal if chosen is None else chosen[number], len(blocks)
-            queries = q[rows].view(count, -1, *q.shape[1:])
-            parts.append(tile_attention(queries, k_pool[blocks], v_pool[blocks], visible, scale).flatten(0, 1))
+            queries, (k, v) = q[rows].view(count, -1, *q.shape[1:]), read(blocks)
+            parts.append(tile_attention(queries, k, v, visible, scale).flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dgpp_core.api import StepBatch
+from dgpp_core.api import ConfigError, StepBatch
+from dgpp_core.formats.latent_layout import latent_layout
+from dgpp_core.formats.latent_rows import decode_latent_rows, encode_latent_rows
 from dgpp_core.layers.mla import LatentAttention
 from dgpp_core.layers.paged import PagedIndex, Selection
 from dgpp_core.layers.sparse_index import SparseIndexer, top_keys
@@ -18,7 +20,7 @@ INDEX_HEADS, INDEX_WIDTH, TOP_K, EPS, THETA = 3, 16, 20, 1e-5, 1000.0
 class Rig:
     """One layer with random weights; two requests with texts of their own."""
 
-    def __init__(self, *, rank: int = RANK, turned: int = TURNED, block: int = BLOCK) -> None:
+    def __init__(self, *, rank: int = RANK, turned: int = TURNED, block: int = BLOCK, kv_dtype: str = "bf16") -> None:
         torch.manual_seed(6)
         self.rank, self.turned, self.block, self.blocks = rank, turned, block, -(-LENGTH // block)
         self.q = torch.randn(2, LENGTH, HEADS * (NOPE + turned))
@@ -30,7 +32,9 @@ class Rig:
         self.gates = torch.randn(2, LENGTH, INDEX_HEADS)
         self.expand, self.norm = torch.randn(HEADS * (NOPE + VALUE), rank) * 0.3, torch.rand(rank) + 0.5
         self.key_norm, self.key_bias = torch.rand(INDEX_WIDTH) + 0.5, torch.randn(INDEX_WIDTH)
-        self.pool = torch.zeros(1 + 2 * self.blocks, 1, block, rank + turned)
+        layout = latent_layout(kv_dtype, rank, turned)
+        dtype = torch.uint8 if layout.dtype == "uint8" else torch.float32
+        self.pool = torch.zeros(1 + 2 * self.blocks, 1, block, layout.width, dtype=dtype)
         self.keys = torch.zeros(1 + 2 * self.blocks, 1, block, INDEX_WIDTH)
         rope = RotaryTable(turned, LENGTH, THETA, torch.device("cpu")) if turned else None
         self.scale = (NOPE + turned) ** -0.5
@@ -101,9 +105,11 @@ def chosen_sets(rig: Rig, slot: int) -> Tensor:
     return found
 
 
-def expanded(rig: Rig, slot: int, seen: Tensor) -> Tensor:
+def expanded(rig: Rig, slot: int, seen: Tensor, *, normed: bool = False) -> Tensor:
     """The attention with keys and values made of every latent, ``[T, heads * value]``, float64."""
-    latent = F.rms_norm(rig.latent[slot, :, : rig.rank].double(), (rig.rank,), rig.norm.double(), EPS)
+    latent = rig.latent[slot, :, : rig.rank].double()
+    if not normed:
+        latent = F.rms_norm(latent, (rig.rank,), rig.norm.double(), EPS)
     parts = torch.einsum("hdk,tk->thd", rig.expand.double().view(HEADS, -1, rig.rank), latent)
     key, value = torch.split(parts, [NOPE, VALUE], -1)
     q = rig.q[slot].double().view(LENGTH, HEADS, -1)
@@ -134,12 +140,15 @@ def test_the_chosen_keys_and_the_attention_to_them(turned: int) -> None:
     assert not torch.allclose(out, expanded(rig, 0, torch.ones(LENGTH, LENGTH).tril().bool()), rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize(("rank", "block"), [(RANK, BLOCK), (512, 64), (RANK, 1)])
-def test_every_way_through_gives_the_same_bits(rank: int, block: int) -> None:
-    whole = Rig(rank=rank, block=block)
+@pytest.mark.parametrize(
+    ("rank", "block", "kv_dtype"),
+    [(RANK, BLOCK, "bf16"), (512, 64, "bf16"), (RANK, 1, "bf16"), (RANK, BLOCK, "fp8"), (64, BLOCK, "fp4")],
+)
+def test_every_way_through_gives_the_same_bits(rank: int, block: int, kv_dtype: str) -> None:
+    whole = Rig(rank=rank, block=block, kv_dtype=kv_dtype)
     whole.step({0: LENGTH}, keep=False)
     for keep in (False, True):
-        other = Rig(rank=rank, block=block)
+        other = Rig(rank=rank, block=block, kv_dtype=kv_dtype)
         for count in (1, 14, 33, 3):
             other.step({0: count, 1: 1 + count // 2}, keep=False)
         while other.lengths[0] < LENGTH:
@@ -158,3 +167,57 @@ def test_ties_go_to_the_lower_position() -> None:
             score, may = levels[b, :, row].flatten().tolist(), visible[b, :, row].flatten().tolist()
             order = sorted((at for at in range(20) if may[at]), key=lambda at: (-score[at], at))
             assert found[b, :, row].flatten().nonzero().flatten().tolist() == sorted(order[:6])
+
+
+def stored(rig: Rig, kv_dtype: str) -> None:
+    """Replace the rig's latents with what is left of them in the cache, row by row of the formats' definition."""
+    latent = F.rms_norm(rig.latent[..., : rig.rank], (rig.rank,), rig.norm, EPS)
+    rows = latent.flatten(0, 1)
+    for at, row in enumerate(rows):
+        amax = row.abs().max()
+        if kv_dtype == "fp8":
+            rows[at] = (row * (448 / amax)).to(torch.float8_e4m3fn).float() * (amax / 448)
+            continue
+        levels = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        for start in range(0, rig.rank, 16):
+            part = row[start : start + 16]
+            block = (part.abs().max() * (448 / amax)).to(torch.float8_e4m3fn).float()
+            step = block * (amax / (6 * 448))
+            near = (part.abs()[:, None] / step - levels).abs().argmin(1)
+            rows[at, start : start + 16] = levels[near] * step * part.sign()
+    rig.latent[..., : rig.rank] = latent
+
+
+@pytest.mark.parametrize(("kv_dtype", "width"), [("fp8", 64 + 4 + 16), ("fp4", 32 + 4 + 4 + 16)])
+def test_attention_to_rows_as_they_are_stored(kv_dtype: str, width: int) -> None:
+    """The key that heads share is kept in bfloat16, the latent in fewer bits; the step's own rows are read back."""
+    rig, causal = Rig(rank=64, kv_dtype=kv_dtype), torch.ones(LENGTH, LENGTH).tril().bool()
+    rig.latent[..., 64:] = 0  # the shared key: what is left of it is asked below
+    rig.step({0: LENGTH}, keep=False, sparse=False)
+    assert rig.pool.shape[-1] == width
+    exact = expanded(rig, 0, causal)
+    stored(rig, kv_dtype)
+    out = torch.cat(rig.out[0]).double()
+    wanted = expanded(rig, 0, causal, normed=True)
+    assert torch.allclose(out, wanted, rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(out, exact, rtol=1e-3, atol=1e-3)
+
+
+def test_the_shared_key_is_kept_in_bfloat16() -> None:
+    layout = latent_layout("fp8", 64, 8)
+    latent, key = torch.randn(3, 64), torch.randn(3, 8)
+    rows = encode_latent_rows(layout, latent, key)
+    assert rows.shape == (3, layout.width)
+    assert torch.equal(decode_latent_rows(layout, rows)[:, 64:], key.bfloat16().float())
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("fp4", 40), ("fp8", 6), ("int8", 64)])
+def test_latents_that_cannot_be_stored_so_are_refused(kind: str, rank: int) -> None:
+    with pytest.raises(ConfigError, match="kv_dtype"):
+        latent_layout(kind, rank, 8)
+
+
+def test_bytes_of_a_row() -> None:
+    """Of a latent of 512 and a key of 64: those that the formats of a cache are known for."""
+    widths = [latent_layout(kind, 512, 64).width for kind in ("fp8", "fp4")]
+    assert widths == [644, 420]
