@@ -13,12 +13,13 @@ def fold(x: Tensor, dim: int) -> Tensor:
     """
     while (size := x.shape[dim]) > 1:
         half = size // 2
+        if not size % 2:
+            first, second = x.chunk(2, dim)
+            x = first + second
+            continue
         total = x.narrow(dim, 0, half) + x.narrow(dim, half, half)
-        if size % 2:
-            last = x.narrow(dim, size - 1, 1)
-            head = total.narrow(dim, 0, 1) + last
-            total = head if half == 1 else _with_first(total, head, dim)
-        x = total
+        head = total.narrow(dim, 0, 1) + x.narrow(dim, size - 1, 1)
+        x = head if half == 1 else _with_first(total, head, dim)
     return x.squeeze(dim)
 
 

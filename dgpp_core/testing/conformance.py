@@ -59,7 +59,7 @@ class ModelConformance:
         """Logits ``[len(tokens), vocab_size]`` of a slow forward that shares no code with the model under test.
 
         Args:
-            weights: the checkpoint's tensors by their names there, float32.
+            weights: the checkpoint's tensors by their names there, float32 save for integers.
             config: its config.json.
         """
         raise AssertionError("a conformance test must override `reference`")
@@ -136,7 +136,8 @@ class ModelConformance:
 
         weights: dict[str, Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
-            weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
+            for name, tensor in load_file(file).items():
+                weights[name] = tensor.float() if tensor.is_floating_point() else tensor
         tokens = prompts[0]
         want = self.reference(weights, json.loads((folder / "config.json").read_text()), tokens)
         scale = want.abs().max()

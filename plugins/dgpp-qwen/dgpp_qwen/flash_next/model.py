@@ -1,0 +1,101 @@
+"""The arithmetic of Qwen3.8-Flash-Next, text, on one rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.ops.activation import sigmoid
+from dgpp_core.ops.experts import Experts, combine
+from dgpp_core.ops.linear import Linear
+from dgpp_core.ops.mlp import GateUp
+from dgpp_core.ops.rope import RotaryTable
+from dgpp_core.ops.router import Router
+from dgpp_qwen.flash_next.branches import Mix, Site, add, rows_of
+from dgpp_qwen.flash_next.config import FlashNextConfig
+from dgpp_qwen.flash_next.mixers import GatedDelta, SparseAttention
+from dgpp_qwen.flash_next.ngrams import Ngrams
+from dgpp_qwen.flash_next.step import Step
+
+
+class Mixture:
+    """Routed experts, and a shared one under a gate of its own. ``even``: no expert is preferred, float32 zeros."""
+
+    def __init__(self, config: FlashNextConfig, shard: Shard, part: str, even: Tensor) -> None:
+        self.router = Router(
+            shard.weights.matrix(f"{part}.router"), even, config.num_experts_per_tok,
+            normalise=config.norm_topk_prob, score="softmax",
+        )  # fmt: skip
+        self.shared_gate = Linear.load(shard, f"{part}.shared_gate")
+        self.gate_up = GateUp.load(shard, f"{part}.shared.gate_up")
+        self.down = Linear.load(shard, f"{part}.shared.down")
+        self.experts = Experts.load(shard, f"{part}.experts", experts=config.num_experts, shared=False)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """float32 ``[R, width]``."""
+        routing = self.router(x, step.decode)
+        routed = combine(self.experts(x, routing, step.decode), routing)
+        shared = self.down.wide(self.gate_up(x, step.decode), step.decode)
+        return routed + sigmoid(self.shared_gate.wide(x, step.decode)) * shared
+
+
+class Layer:
+    """A decoder layer: two sublayers, each between a site's mix and its gates."""
+
+    def __init__(
+        self, config: FlashNextConfig, shard: Shard, part: str, mixer: GatedDelta | SparseAttention, even: Tensor
+    ) -> None:
+        self.mixer = mixer
+        self.attention_site = Site(config, shard, f"{part}.attention_site")
+        self.mlp_site = Site(config, shard, f"{part}.mlp_site")
+        self.mlp = Mixture(config, shard, f"{part}.mlp", even)
+
+    def __call__(self, branches: Tensor, step: Step) -> Tensor:
+        """float32 ``[R, B, width]`` to the same."""
+        x, gates = self.attention_site.read(branches, step.decode)
+        branches = add(branches, gates, self.mixer(x, step))
+        x, gates = self.mlp_site.read(branches, step.decode)
+        return add(branches, gates, self.mlp(x, step))
+
+
+class FlashNextModel:
+    """Implements `dgpp_core.api.Model`; its hidden states are all branches after the last layer, not yet mixed."""
+
+    def __init__(self, config: FlashNextConfig, shard: Shard) -> None:
+        self.config, self.dtype = config, shard.dtype
+        self.rope = RotaryTable(config.rotary_dim, config.max_positions, config.rope_theta, shard.device)
+        self.even = torch.zeros(config.num_experts, device=shard.device)
+        self.embed = shard.weights.take("embed")
+        self.ngrams = Ngrams(config, shard)
+        self.layers = [self._layer(shard, index) for index in range(config.layers)]
+        self.mixer, self.head = Mix(config, shard, "mixer"), Linear.load(shard, "head")
+
+    def _layer(self, shard: Shard, index: int) -> Layer:
+        part, sparse = f"layers.{index}", self.config.sparse
+        place = sum(kind == sparse[index] for kind in sparse[:index])
+        mixer: GatedDelta | SparseAttention
+        if sparse[index]:
+            mixer = SparseAttention(self.config, shard, part, place, self.rope)
+        else:
+            mixer = GatedDelta(self.config, shard, part, place)
+        return Layer(self.config, shard, part, mixer, self.even)
+
+    def forward(self, batch: StepBatch, state: State) -> Tensor:
+        """``[R, B * width]``."""
+        step = Step.of(batch, state)
+        branches = F.embedding(batch.tokens, self.embed).float().unsqueeze(1).repeat(1, self.config.hc_count, 1)
+        for index, layer in enumerate(self.layers):
+            if index == self.config.ple_layer:
+                branches = self.ngrams(branches, step)
+            branches = layer(branches, step)
+        return branches.flatten(1).to(self.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 ``[N, vocab_size]``."""
+        return self.mixed_logits(self.mixer, hidden)
+
+    def mixed_logits(self, mix: Mix, hidden: Tensor) -> Tensor:
+        """What the output head says of hidden states under a mix; the draft layer has its own."""
+        return self.head.wide(mix(rows_of(hidden, self.config), True))

@@ -1,0 +1,118 @@
+"""What a Qwen3.8-Flash-Next config.json may say, and the tensors, constants and state that follow from it."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dgpp_qwen.flash_next.config import LINEAR, SPARSE, read_config
+from dgpp_qwen.flash_next.hashing import constants
+from dgpp_qwen.flash_next.quantisation import Storages
+from dgpp_qwen.flash_next.specs import FULL, QUANTISED, TINY
+from dgpp_qwen.flash_next.tables import bindings, groups
+
+from dgpp_core.api import ConfigError
+from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, for_device
+from dgpp_core.formats.storage import parts
+
+RECORDED = Path(__file__).parents[4] / "shared" / "data" / "configs"
+
+
+def text(**changes: object) -> dict[str, Any]:
+    return TINY | {"text_config": TINY["text_config"] | changes}
+
+
+def test_the_released_config() -> None:
+    c = read_config(FULL)
+    assert (c.vocab_size, c.width, c.hidden_size, c.layers, c.max_positions) == (248320, 2560, 10240, 48, 262144)
+    assert (c.rotary_dim, c.rope_theta, c.top_blocks, c.boundary, c.eos_ids) == (64, 1e7, 512, 248044, (248044,))
+    assert [index for index, sparse in enumerate(c.sparse) if sparse] == list(range(3, 48, 4))
+    assert (c.channels, c.value_size, c.ple_layer, c.ngram_heads, c.seed) == (10240, 6144, 1, 16, 1234)
+    assert read_config(FULL | {"eos_token_id": [5, 6]}).eos_ids == (5, 6)
+
+
+@pytest.mark.parametrize("fmt", list(QUANTISED))
+def test_the_specs_config_is_the_recorded_one(fmt: str) -> None:
+    file = RECORDED / f"qwen38_flash_next_{fmt}.json"
+    if not file.is_file():
+        pytest.skip(f"no recorded config at {file}")
+    recorded = json.loads(file.read_text(encoding="utf-8"))
+    assert read_config(recorded) == read_config(FULL | {"quantization_config": QUANTISED[fmt]})
+
+
+def test_hash_constants_and_rows_are_the_recorded_ones() -> None:
+    found = constants(read_config(FULL))
+    assert found.multipliers == (23703573157769, 20109073645365, 8052911324071)
+    assert found.sizes[:4] + found.sizes[-2:] == (20000003, 20000023, 20000033, 20000047, 20000161, 20000171)
+    assert (found.offsets[:3], found.offsets[-1], found.rows) == ((0, 20000003, 40000026), 300001275, 320001536)
+
+
+def test_every_spelling_of_a_sparse_layer() -> None:
+    for spelling in SPARSE:
+        assert read_config(text(layer_types=[LINEAR, spelling, LINEAR])) == read_config(TINY)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_type", "qwen3_next"), ("hidden_size", 0), ("hc_count", "4"), ("hidden_act", "gelu"),
+        ("layer_types", ["linear_attention"] * 2), ("layer_types", ["sliding_attention"] * 3),
+        ("num_key_value_heads", 3), ("linear_num_key_heads", 5), ("indexer_compress_ratio", 3), ("indexer_kv_heads", 2),
+        ("attention_bias", True), ("output_gate_type", "tanh"), ("mamba_ssm_dtype", "bfloat16"), ("num_experts", 1),
+        ("num_experts", 1 << 40), ("ple_layer_ids", [0]), ("ple_layer_ids", [1, 2]), ("ple_embed_dim", 62),
+        ("ngram_size", 4), ("mtp_num_hidden_layers", 2), ("eos_token_id", 512), ("rms_norm_eps", float("nan")),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}), ("rope_parameters", {}),
+        ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1.5}), ("tie_word_embeddings", True),
+    ],
+)  # fmt: skip
+def test_a_config_it_cannot_serve_is_refused_by_field(field: str, value: object) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_config(text(**{field: value}))
+    assert field in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ({}, "quant_method"), (QUANTISED["fp8"] | {"weight_block_size": [64, 64]}, "weight_block_size"),
+        (QUANTISED["nvfp4"] | {"quant_algo": "FP8"}, "quant_algo"),
+        (QUANTISED["nvfp4"] | {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, "group_0.weights"),
+        (QUANTISED["nvfp4"] | {"config_groups": {"group_0": None}}, "group_0.weights"),
+    ],
+)  # fmt: skip
+def test_a_quantisation_it_cannot_load_is_refused_by_key(section: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_config(TINY | {"quantization_config": section})
+    assert key in str(refused.value)
+
+
+def test_the_releases_are_bound_tensor_by_tensor() -> None:
+    """152,089 and 299,545 tensors are in them; 333 of either are the images' encoder's."""
+    for fmt, count in (("fp8", 152089), ("nvfp4", 299545)):
+        table = bindings(read_config(FULL | {"quantization_config": QUANTISED[fmt]}))
+        names = [part.name for b in table.tensors for part in parts(b.storage, b.name, b.shape)]
+        assert len(set(names)) == len(names) == count - 333
+    kinds = Counter(b.storage for b in table.tensors if b.role == "linear")
+    assert (kinds["nvfp4"], kinds["fp8_block"]) == (48 * 512 * 3, 512 * 3)
+    assert read_config(FULL).storages == Storages("fp8_block", "fp8_block", table=True)
+    shards = [b for b in table.tensors if b.target == "ple.table"]
+    assert {b.shape for b in shards} == {(2500012, 160)}
+    assert all(b.stays_stored and b.formats == ("F8_E4M3",) for b in shards)
+
+
+def test_without_drafts_the_drafters_tensors_are_passed_over() -> None:
+    whole = bindings(read_config(TINY))
+    left = {b.name for b in whole.tensors} - {b.name for b in whole.for_serving(drafting=False).tensors}
+    assert left == {b.name for b in whole.tensors if b.name.startswith("mtp.")}
+
+
+def test_state_of_the_release() -> None:
+    """27,456 bytes a token; 108 MiB of delta states a request."""
+    kept = for_device(groups(read_config(FULL), 1), "cuda")
+    paged = [g for g in kept if isinstance(g, PagedGroup)]
+    assert sum(g.layers * g.heads * g.width * DTYPE_BYTES[g.dtype] for g in paged) == 27456
+    (delta,) = (g for g in kept if isinstance(g, RecurrentGroup))
+    assert (delta.layers, delta.shape, delta.dtype) == (36, (48, 128, 128), "float32")
+    with pytest.raises(ConfigError, match="world_size"):
+        groups(read_config(FULL), 2)
