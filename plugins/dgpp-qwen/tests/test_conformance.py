@@ -1,6 +1,7 @@
 """Qwen3.8-Flash-Next keeps every promise of the contract, and equals its equations."""
 
 import importlib.util
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from dgpp_core.testing import ModelConformance
 
+TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat_templates"
 _SPEC = importlib.util.spec_from_file_location("qwen_reference", Path(__file__).with_name("reference.py"))
 assert _SPEC is not None
 assert _SPEC.loader is not None
@@ -20,7 +22,15 @@ class TestFlashNext(ModelConformance):
     """Every check of the kit, on the tiny config."""
 
     model = "qwen38-flash-next"
+    template = TEMPLATES / "Qwen3.8.jinja"
     reply_tokens = 8
+
+    @classmethod
+    def golden_cases(cls) -> Mapping[str, Mapping[str, Any]]:
+        """Prompts recorded from transformers, beside the checkout where they are there at all."""
+        rendered = json.loads((TEMPLATES / "golden" / "Qwen3.8.json").read_text(encoding="utf-8"))
+        cases = json.loads((TEMPLATES / "golden" / "conversations.json").read_text(encoding="utf-8"))
+        return {name: case | rendered[name] for name, case in cases.items() if "prompt" in rendered.get(name, {})}
 
     def reference(self, weights: Mapping[str, Tensor], config: Mapping[str, Any], tokens: Sequence[int]) -> Tensor:
         """The equations."""
