@@ -43,6 +43,22 @@ def decode_fp8_rows(codes: Tensor, scale: Tensor) -> Tensor:
     return decode_e4m3(codes) * scale.unsqueeze(-1)
 
 
+SCALE_BYTES = 4
+"""Of a row in `pack_fp8_rows`, after its codes."""
+
+
+def pack_fp8_rows(x: Tensor) -> Tensor:
+    """`encode_fp8_rows` as uint8 ``[..., W + 4]``: codes, then the bytes of the scale; one row in a pool."""
+    codes, scale = encode_fp8_rows(x)
+    return torch.cat((codes.view(torch.uint8), scale.unsqueeze(-1).contiguous().view(torch.uint8)), dim=-1)
+
+
+def unpack_fp8_rows(rows: Tensor) -> Tensor:
+    """float32 ``[..., W]`` of `pack_fp8_rows`; bytes of zero are zeros."""
+    codes, scale = rows[..., :-SCALE_BYTES].contiguous(), rows[..., -SCALE_BYTES:].contiguous()
+    return decode_fp8_rows(codes.view(torch.float8_e4m3fn), scale.view(torch.float32).squeeze(-1))
+
+
 def encode_fp4_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A latent in e2m1: codes ``[..., W / 2]``, e4m3 block scales ``[..., W / 16]``, a float32 row scale ``[...]``.
 

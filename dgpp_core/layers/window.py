@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,8 @@ from dgpp_core.api.model import StepBatch
 from dgpp_core.ops.tile_attention import tile_attention
 
 TILE = 64
+
+Read = Callable[[Tensor], Tensor]
 
 
 def window_attend(
@@ -22,6 +26,7 @@ def window_attend(
     window: int,
     scale: float,
     sinks: Tensor | None = None,
+    read: Read | None = None,
 ) -> Tensor:
     """Attention of each row over itself and the ``window - 1`` rows before it; writes the step's rows into the ring.
 
@@ -31,6 +36,7 @@ def window_attend(
         k_ring, v_ring: one layer's rings, ``[slots, kv heads, ring, D or Dv]``, ``ring >= window + n`` for a verify
             step of n rows a segment.
         sinks: ``[query heads]``, as in `tile_attention`.
+        read: where ``k``, ``v`` and the rings are stored rows, from ``[..., stored width]`` to the values to use.
 
     Returns:
         ``[R, query heads, Dv]``.
@@ -40,14 +46,14 @@ def window_attend(
     and they see nothing.
     """
     if batch.keep_rows and batch.uniform is not None:
-        return _attend_uniform(batch, q, k, v, k_ring, v_ring, window, scale, sinks)
+        return _attend_uniform(batch, q, k, v, k_ring, v_ring, window, scale, sinks, read)
     outs, row = [], 0
     for segment, count in enumerate(batch.counts):
         rows = slice(row, row + count)
         row += count
         slot, start = int(batch.slots[segment]), int(batch.lengths[segment])
         rings = k_ring[slot], v_ring[slot]
-        outs.append(_attend_chunk(q[rows], k[rows], v[rows], *rings, start, window, scale, sinks))
+        outs.append(_attend_chunk(q[rows], k[rows], v[rows], *rings, start, window, scale, sinks, read))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -58,8 +64,9 @@ def _visible(keys: Tensor, positions: Tensor, window: int) -> Tensor:
     return (tiled <= rows) & (tiled > rows - window) & (tiled >= 0)
 
 
-def _tiles(rows: Tensor) -> Tensor:
-    """``[B, kv heads, tiles * TILE, D]`` to ``[B, tiles, kv heads, TILE, D]``."""
+def _tiles(rows: Tensor, read: Read | None) -> Tensor:
+    """``[B, kv heads, tiles * TILE, D]`` to ``[B, tiles, kv heads, TILE, D]``, read from their stored form."""
+    rows = rows if read is None else read(rows)
     batch, heads, keys, width = rows.shape
     return rows.view(batch, heads, keys // TILE, TILE, width).transpose(1, 2)
 
@@ -74,6 +81,7 @@ def _attend_uniform(
     window: int,
     scale: float,
     sinks: Tensor | None,
+    read: Read | None,
 ) -> Tensor:
     n, ring, segments = batch.counts[0], k_ring.shape[2], len(batch.counts)
     positions = batch.positions.view(segments, n)
@@ -89,7 +97,7 @@ def _attend_uniform(
     chosen_k, chosen_v = k_ring[slots.view(-1, 1, 1), heads, take], v_ring[slots.view(-1, 1, 1), heads, take]
     queries = q.view(segments, n, *q.shape[1:])
     visible = _visible(keys, positions, window)
-    out = tile_attention(queries, _tiles(chosen_k), _tiles(chosen_v), visible, scale, sinks)
+    out = tile_attention(queries, _tiles(chosen_k, read), _tiles(chosen_v, read), visible, scale, sinks)
     return out.flatten(0, 1)
 
 
@@ -103,6 +111,7 @@ def _attend_chunk(
     window: int,
     scale: float,
     sinks: Tensor | None,
+    read: Read | None,
 ) -> Tensor:
     count, ring = q.shape[0], k_ring.shape[1]
     base = max(min(0, start), start - window + 1) // TILE * TILE
@@ -113,7 +122,9 @@ def _attend_chunk(
     all_k[:, own], all_v[:, own] = k.transpose(0, 1).to(all_k.dtype), v.transpose(0, 1).to(all_v.dtype)
     positions = torch.arange(start, start + count, device=q.device)
     visible = _visible(keys.unsqueeze(0), positions.unsqueeze(0), window)
-    out = tile_attention(q.unsqueeze(0), _tiles(all_k.unsqueeze(0)), _tiles(all_v.unsqueeze(0)), visible, scale, sinks)
+    out = tile_attention(
+        q.unsqueeze(0), _tiles(all_k.unsqueeze(0), read), _tiles(all_v.unsqueeze(0), read), visible, scale, sinks
+    )
     kept = slice(max(0, count - ring), count)
     place = positions[kept] % ring
     k_ring[:, place], v_ring[:, place] = (

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import StepBatch
-from dgpp_core.layers.window import window_attend
+from dgpp_core.formats.cache_rows import decode_fp8_rows, encode_fp8_rows, pack_fp8_rows, unpack_fp8_rows
+from dgpp_core.layers.window import Read, window_attend
 from dgpp_core.ops.tile_attention import tile_attention
 
 HEADS, KV_HEADS, WIDTH, VALUE, LENGTH, STEP = 8, 2, 24, 16, 300, 4
@@ -15,9 +16,9 @@ SCALE = WIDTH**-0.5
 class Layer:
     """One request's rows and its rings; ``run`` gives the outputs of some steps."""
 
-    def __init__(self, window: int, sinks: Tensor | None) -> None:
+    def __init__(self, window: int, sinks: Tensor | None, read: Read | None = None) -> None:
         source = torch.Generator().manual_seed(8)
-        self.window, self.sinks = window, sinks
+        self.window, self.sinks, self.read = window, sinks, read
         self.q = torch.randn(LENGTH, HEADS, WIDTH, generator=source)
         self.k = torch.randn(LENGTH, KV_HEADS, WIDTH, generator=source)
         self.v = torch.randn(LENGTH, KV_HEADS, VALUE, generator=source)
@@ -35,7 +36,8 @@ class Layer:
                 candidates=torch.tensor([0]), keep_rows=keep, max_length=row + n,
             )  # fmt: skip
             rows = self.q[at], self.k[at], self.v[at], self.k_ring, self.v_ring
-            outs.append(window_attend(batch, *rows, window=self.window, scale=SCALE, sinks=self.sinks))
+            given = {"window": self.window, "scale": SCALE}
+            outs.append(window_attend(batch, *rows, sinks=self.sinks, read=self.read, **given))
             row += n
         return torch.cat(outs)
 
@@ -114,3 +116,19 @@ def test_a_row_with_a_sink_has_the_same_bits_alone() -> None:
             own = slice(row, row + 1)
             alone = tile_attention(q[one, own], k[one], v[one], visible[one, :, own], SCALE, SINKS)
             assert torch.equal(alone[0, 0], whole[b, row])
+
+
+def test_rows_in_eight_bits_are_read_as_they_are_stored() -> None:
+    """A row's own key too, so that it is the same in a chunk, alone, and out of the ring."""
+    plain = Layer(40, SINKS)
+    plain.k, plain.v = (decode_fp8_rows(*encode_fp8_rows(x)) for x in (plain.k, plain.v))
+    wanted = plain.run([LENGTH])
+    for counts, keep in (([LENGTH], False), ([1, 63, 2, 64, 7, 163], False), ([STEP] * (LENGTH // STEP), True)):
+        layer = Layer(40, SINKS, read=unpack_fp8_rows)
+        layer.k, layer.v = pack_fp8_rows(layer.k), pack_fp8_rows(layer.v)
+        layer.k_ring, layer.v_ring = pack_fp8_rows(layer.k_ring), pack_fp8_rows(layer.v_ring)
+        assert layer.k_ring.dtype == torch.uint8
+        assert layer.k_ring.shape[-1] == WIDTH + 4
+        assert torch.equal(layer.run(counts, keep=keep), wanted)
+    assert not torch.equal(Layer(40, SINKS).run([LENGTH]), wanted)
+    assert not unpack_fp8_rows(torch.zeros(2, WIDTH + 4, dtype=torch.uint8)).any()
