@@ -42,8 +42,14 @@ class Hooks(Protocol):
         ...
 
     @hookspec(firstresult=True)
-    def dgpp_groups(self, spec: ModelSpec, config: ModelConfig, world: int) -> Sequence[StateGroup]:
-        """State groups of the model and its drafter together, as one rank of ``world`` keeps them."""
+    def dgpp_groups(
+        self, spec: ModelSpec, config: ModelConfig, world: int, settings: Mapping[str, Any]
+    ) -> Sequence[StateGroup]:
+        """State groups of the model and its drafter together, as one rank of ``world`` keeps them.
+
+        ``settings``: a deployment's ``engine`` section, or less of it. A model that can keep its cache in other forms
+        goes by ``kv_dtype``; where the groups are the same for each, another one than ``bf16`` is refused.
+        """
         ...
 
     @hookspec(firstresult=True)

@@ -17,6 +17,7 @@ CAPACITY = {
     "max_concurrency": "Requests that run at once.",
     "kv_capacity": "Tokens that the KV pool holds.",
     "block_tokens": "Tokens a KV block.",
+    "kv_dtype": "Form of the cache, where a model has several.",
     "queue_limit": "Requests that wait for a slot before the next gets a 503.",
     "max_connections": "Open HTTP connections.",
     "default_max_tokens": "Reply limit where a request names none.",

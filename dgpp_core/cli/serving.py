@@ -167,7 +167,7 @@ def plan_of(chosen: Chosen, available: int | None) -> Plan:
     model, world, config = chosen.model, chosen.resolved.world, model_config(chosen)
     kind = device_kind(chosen.resolved.device)
     settings = chosen.resolved.engine.on_device(gpu=kind == "cuda")
-    groups = for_device(model.groups(config, world), kind)
+    groups = for_device(model.groups(config, world, msgspec.to_builtins(settings)), kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
     require_room(geometry, config, kind == "cuda")
     if kind == "cuda" and settings.decode_graph:

@@ -82,7 +82,7 @@ def prepare_config(
     if wrong := [token for token in config.eos_ids if not 0 <= token < config.vocab_size]:
         limit = f"below the vocabulary size {config.vocab_size}"
         raise ConfigError("an end token is no token", where="eos_token_id", found=str(wrong[0]), expected=limit)
-    groups = for_device(model.groups(config, world), device_kind)
+    groups = for_device(model.groups(config, world, msgspec.to_builtins(settings)), device_kind)
     geometry = make_geometry(config, groups, settings, model.spec.draft_depth)
     require_room(geometry, config, device_kind == "cuda")
     if device_kind == "cuda" and settings.decode_graph:

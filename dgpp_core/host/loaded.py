@@ -10,7 +10,7 @@ import msgspec
 import pluggy
 
 from dgpp_core.api.bindings import BindingTable
-from dgpp_core.api.errors import DgppError
+from dgpp_core.api.errors import ConfigError, DgppError
 from dgpp_core.api.model import Drafter, Model, Shard
 from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PlanTerm
 from dgpp_core.api.state import StateGroup
@@ -158,19 +158,32 @@ class LoadedModel:
         table = self.hooks.call("dgpp_bindings", spec=self.spec, config=config)
         return self.hooks.struct(table, BindingTable, "dgpp_bindings")
 
-    def groups(self, config: ModelConfig, world: int = 1) -> tuple[StateGroup, ...]:
+    def groups(
+        self, config: ModelConfig, world: int = 1, settings: Mapping[str, Any] | None = None
+    ) -> tuple[StateGroup, ...]:
         """State groups of the model and its drafter, as one rank of ``world`` keeps them.
 
+        Args:
+            settings: of the engine; by default nothing is set.
+
         Raises:
-            ConfigError: ``world`` ranks cannot divide them.
+            ConfigError: ``world`` ranks cannot divide them; the model has one form of its cache and another is set.
         """
-        groups = self._groups(config, world)
+        settings = settings or {}
+        groups = self._groups(config, world, settings)
         if world > 1:
-            require_shares(self._groups(config, 1), groups, world)
+            require_shares(self._groups(config, 1, settings), groups, world)
+        if (kv_dtype := settings.get("kv_dtype", "bf16")) != "bf16" and groups == self._groups(config, world, {}):
+            raise ConfigError(
+                f"{self.spec.name} keeps its cache in one form",
+                where="engine.kv_dtype",
+                found=kv_dtype,
+                expected="bf16",
+            )
         return groups
 
-    def _groups(self, config: ModelConfig, world: int) -> tuple[StateGroup, ...]:
-        found = self.hooks.call("dgpp_groups", spec=self.spec, config=config, world=world)
+    def _groups(self, config: ModelConfig, world: int, settings: Mapping[str, Any]) -> tuple[StateGroup, ...]:
+        found = self.hooks.call("dgpp_groups", spec=self.spec, config=config, world=world, settings=settings)
         groups: tuple[StateGroup, ...] = self.hooks.structs(found, StateGroup, "dgpp_groups", "state groups")
         return groups
 

@@ -203,8 +203,8 @@ def test_flags_go_before_the_file_and_the_file_before_the_site(tmp_path: Path, m
 
 
 def test_a_key_that_acts_on_nothing_is_named(tmp_path: Path) -> None:
-    file = deployment(tmp_path / "d.json", model="a/b", engine={"kv_dtype": "fp8"})
-    assert run("resolve", "--config", file).stderr == "warning: engine.kv_dtype has no effect in this version\n"
+    file = deployment(tmp_path / "d.json", model="a/b", engine={"prefill": "exact"})
+    assert run("resolve", "--config", file).stderr == "warning: engine.prefill has no effect in this version\n"
 
 
 @pytest.mark.parametrize(

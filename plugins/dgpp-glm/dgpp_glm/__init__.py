@@ -6,6 +6,9 @@ own (`dgpp_glm.glm47`, `dgpp_glm.glm53`) and is imported when a model is built.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dgpp_core.api import (
     BindingTable,
     Dialect,
@@ -45,10 +48,12 @@ def dgpp_bindings(spec: ModelSpec, config: ModelConfig) -> BindingTable:
 
 
 @hookimpl
-def dgpp_groups(spec: ModelSpec, config: ModelConfig, world: int) -> tuple[StateGroup, ...]:
+def dgpp_groups(
+    spec: ModelSpec, config: ModelConfig, world: int, settings: Mapping[str, Any]
+) -> tuple[StateGroup, ...]:
     """What every layer keeps of a token, the draft layer's last."""
     if isinstance(config, Glm53Config):
-        return glm53_tables.groups(config, world)
+        return glm53_tables.groups(config, world, str(settings.get("kv_dtype", "bf16")))
     assert isinstance(config, Glm47Config)
     return glm47_tables.groups(config, world)
 

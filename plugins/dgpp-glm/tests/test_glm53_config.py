@@ -141,3 +141,11 @@ def test_the_state_of_a_token(ranks: int) -> None:
     """79 latent rows and 22 index keys, whole on every rank."""
     sizes = {group.name: (group.layers, group.heads * group.width) for group in groups(read_config(FULL), ranks)}
     assert sizes == {"latent": (79, 576), "index": (22, 128)}
+
+
+def test_the_latents_of_a_token_in_few_bits() -> None:
+    small = {kind: groups(read_config(FULL), 4, kind)[0] for kind in ("fp8", "fp4")}
+    assert {kind: (group.width, group.dtype) for kind, group in small.items()} == {
+        "fp8": (644, "uint8"), "fp4": (420, "uint8"),
+    }  # fmt: skip
+    assert groups(read_config(FULL), 4, "fp8")[1] == groups(read_config(FULL), 4)[1], "index keys stay as they are"

@@ -11,7 +11,7 @@ from dgpp_glm.glm53.specs import QUANTISED
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dgpp_core.api import StepBatch
+from dgpp_core.api import ConfigError, StepBatch
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.formats.codec import encode
 from dgpp_core.host.loading import load_plugins
@@ -202,3 +202,52 @@ def test_greedy_replies_are_those_of_transformers(release: Release, fmt: str) ->
     settings = EngineSettings(max_concurrency=2, kv_capacity=512, block_tokens=BLOCK, mtp=True, mtp_depth=2)
     for ranks in (2, 4):
         assert TensorParallelWorld.load(loaded, folder, settings, ranks).reply(prompt, 8).tokens == wanted
+
+
+def as_stored(latent: Tensor, kv_dtype: str) -> Tensor:
+    """What is left of latents ``[..., 64]`` in the cache, by the formats' definition; ties apart."""
+    amax = latent.abs().amax(-1, keepdim=True)
+    if kv_dtype == "fp8":
+        return (latent * (448 / amax)).to(torch.float8_e4m3fn).float() * (amax / 448)
+    parts, levels = latent.reshape(*latent.shape[:-1], -1, 16), torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    block = (parts.abs().amax(-1) * (448 / amax)).to(torch.float8_e4m3fn).float()
+    step = (block * (amax / (6 * 448))).unsqueeze(-1)
+    near = (parts.abs() / step).unsqueeze(-1).sub(levels).abs().argmin(-1)
+    return (levels[near] * step * parts.sign()).flatten(-2)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp4"])
+def test_latents_in_few_bits(release: Release, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class, told to attend to what is left of its latents; every way to it and a draft layer change nothing."""
+    from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaAttention
+
+    model, folder = release("bf16")
+    expand = GlmMoeDsaAttention.expand_kv
+
+    def expand_stored(attention: Any, latent: Tensor, key: Tensor) -> Any:
+        return expand(attention, as_stored(latent, kv_dtype), key.bfloat16().float())
+
+    monkeypatch.setattr(GlmMoeDsaAttention, "expand_kv", expand_stored)
+    with torch.inference_mode():
+        wanted = model(torch.tensor([TOKENS])).logits[0]
+    served = world(folder, kv_dtype=kv_dtype)
+    assert served.engine.state.pools["latent"].dtype == torch.uint8
+    whole = logits(served, WAYS[0])
+    # A latent that lies between two codes may fall to either, and moves the rows that attend to it.
+    apart = (whole - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert apart.median() <= 1e-5
+    assert all(torch.equal(logits(served, counts), whole) for counts in WAYS[1:])
+    assert relative(whole, logits(world(folder), WAYS[0])) > 1e-2
+    replies = [
+        world(folder, kv_dtype=kv_dtype, mtp=depth > 0, mtp_depth=max(1, depth)).reply(TOKENS[:33], 8).tokens
+        for depth in (0, 2)
+    ]
+    assert replies[0] == replies[1]
+
+
+def test_a_model_with_one_form_of_its_cache_refuses_another() -> None:
+    model = load_plugins(environ={}).model("glm47")
+    config = model.read_config(model.spec.tiny_config)
+    assert model.groups(config, 1, {"kv_dtype": "bf16"}) == model.groups(config)
+    with pytest.raises(ConfigError, match=r"engine\.kv_dtype"):
+        model.groups(config, 1, {"kv_dtype": "fp8"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dgpp_core.api import Binding, BindingTable, ConfigError, Init, PagedGroup
+from dgpp_core.formats.latent_layout import latent_group, latent_layout
 from dgpp_glm.glm53.config import Glm53Config
 from dgpp_glm.tables import Tables, vector
 
@@ -46,11 +47,13 @@ def bindings(c: Glm53Config) -> BindingTable:
     return _Tables(c).table()
 
 
-def groups(c: Glm53Config, world: int) -> tuple[PagedGroup, ...]:
+def groups(c: Glm53Config, world: int, kv_dtype: str = "bf16") -> tuple[PagedGroup, ...]:
     """Latent rows of every layer and keys of every indexer, the draft layer's last: whole on every rank.
 
+    ``kv_dtype`` is the latents' form. Index keys stay as they were computed: a choice of keys turns on near ties.
+
     Raises:
-        ConfigError: ``world`` ranks cannot share the heads.
+        ConfigError: ``world`` ranks cannot share the heads, or latents cannot be stored so.
     """
     if c.num_attention_heads % world:
         raise ConfigError(
@@ -59,8 +62,8 @@ def groups(c: Glm53Config, world: int) -> tuple[PagedGroup, ...]:
             found=str(world),
             expected=f"a divisor of num_attention_heads, {c.num_attention_heads}",
         )
-    latent = c.kv_lora_rank + c.qk_rope_head_dim
+    layout = latent_layout(kv_dtype, c.kv_lora_rank, c.qk_rope_head_dim)
     return (
-        PagedGroup(name="latent", layers=c.num_hidden_layers + 1, heads=1, width=latent, dtype="compute"),
+        latent_group("latent", c.num_hidden_layers + 1, layout),
         PagedGroup(name="index", layers=len(c.index_layers), heads=1, width=c.index_head_dim, dtype="compute"),
     )
