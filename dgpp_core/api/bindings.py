@@ -36,7 +36,8 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
         formats: the safetensors dtypes accepted for it, where it is stored ``dense``.
         init: how a random checkpoint fills it.
         storage: how the checkpoint stores it; a key of `dgpp_core.formats.storage.STORAGES`.
-        resident: the storage that a matrix is converted to when it is loaded onto a GPU; empty keeps its own.
+        resident: the storage that a matrix is converted to when it is loaded onto a GPU; empty keeps its own. ``dense``
+            is the dtype that activations have.
         grids: a matrix in FP8 blocks may be several of equal height below each other, quantised one by one: the scale
             blocks of each begin at its first row, whether or not its height is a multiple of theirs.
     """

@@ -178,9 +178,12 @@ class CheckpointWeights:
     def _matrices(self, bindings: Sequence[Binding]) -> Iterator[Matrix]:
         for binding in bindings:
             matrix = self._stored(binding)
-            if self._converts(binding):
-                matrix = decode(binding.resident, encode(binding.resident, matrix.dequantise()), matrix.shape)
-            yield matrix
+            yield self._converted(matrix, binding.resident) if self._converts(binding) else matrix
+
+    def _converted(self, matrix: Matrix, storage: str) -> Matrix:
+        if storage == "dense":
+            return DenseMatrix(matrix.dequantise().to(self._dtype))
+        return decode(storage, encode(storage, matrix.dequantise()), matrix.shape)
 
     def _stored(self, binding: Binding) -> Matrix:
         """This rank's part of one stored matrix; where every row has its own scales, no other rows are read."""

@@ -13,6 +13,7 @@ from dgpp_glm.glm53.tables import bindings, groups
 
 from dgpp_core.api import ConfigError
 from dgpp_core.checkpoint.cuts import cut_shape
+from dgpp_core.checkpoint.parameters import parameters
 from dgpp_core.formats.storage import parts
 
 RELEASED = Path(__file__).parents[4] / "shared" / "data" / "configs" / "glm53_int4int8.json"
@@ -107,7 +108,8 @@ def test_the_release_is_bound_tensor_by_tensor() -> None:
     assert len({part.name for part in stored}) == len(stored) == 175985
     kinds = Counter((b.storage, b.resident) for b in table.tensors if b.role == "linear")
     assert kinds["int4_g64", ""] == 75 * 256 * 3
-    assert kinds["int8_g64", ""] == 75 * (5 + 3)
+    assert kinds["int8_g64", ""] == 75 * (4 + 3)
+    assert kinds["int8_g64", "dense"] == 75, "what makes keys and values of latents is widened when it is loaded"
     assert kinds["dense", "nvfp4"] == 257 * 3, "the draft layer's experts are dense there and recoded here"
     wide = ("F32",)
     sizes = (
@@ -134,6 +136,22 @@ def test_what_ranks_hold() -> None:
     assert held["mlp.shared_experts.down_proj.weight"] == (6144, 512)
     with pytest.raises(ConfigError, match="world_size"):
         groups(c, 3)
+
+
+def test_bytes_of_a_rank_on_a_gpu() -> None:
+    """GiB of one rank of four, part by part, without the draft layer."""
+    held = parameters(bindings(read_config(FULL)), 4)
+    mine = {name: p.bytes("cuda") for name, p in held.items() if not name.startswith(("layers.78.", "draft."))}
+
+    def gib(*ends: str) -> float:
+        return sum(size for name, size in mine.items() if name.endswith(ends)) / 2**30
+
+    experts = (".experts.gate_up", ".experts.down", ".shared.gate_up", ".shared.down")
+    assert gib(*experts) == pytest.approx(90.33, abs=0.01)
+    assert gib(".q", ".expand", ".o") == pytest.approx(3.14, abs=0.01)
+    assert gib(".q_latent", ".latent") == pytest.approx(1.25, abs=0.01)
+    assert gib(".index_q", ".index_k", ".index_gates") == pytest.approx(0.37, abs=0.01)
+    assert (gib("embed"), gib("head")) == pytest.approx((1.77, 0.44), abs=0.01)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from dgpp_core.api import Binding, BindingTable, ConfigError, Init, PagedGroup
 from dgpp_core.formats.latent_layout import latent_group, latent_layout
 from dgpp_glm.glm53.config import Glm53Config
@@ -26,7 +28,11 @@ class _Tables(Tables):
         yield vector(f"{name}.q_a_layernorm.weight", f"{to}.q_norm", c.q_lora_rank)
         yield self.matrix(f"{name}.q_b_proj", (heads * (keys + rope), c.q_lora_rank), f"{to}.q", cut=0)
         yield self.matrix(f"{name}.kv_a_proj_with_mqa", (c.kv_lora_rank + rope, hidden), f"{to}.latent")
-        yield self.matrix(f"{name}.kv_b_proj", (heads * (keys + c.v_head_dim), c.kv_lora_rank), f"{to}.expand", cut=0)
+        expand = self.matrix(
+            f"{name}.kv_b_proj", (heads * (keys + c.v_head_dim), c.kv_lora_rank), f"{to}.expand", cut=0
+        )
+        # The absorbed form multiplies with it by heads and from both sides, for which no stored form is laid out.
+        yield msgspec.structs.replace(expand, resident="dense")
         yield vector(f"{name}.kv_a_layernorm.weight", f"{to}.latent_norm", c.kv_lora_rank)
         if index in self.index_layers:
             yield from self.indexer(f"{name}.indexer", f"{to}.index")
