@@ -6,6 +6,9 @@ own (`dgpp_mimo.mimo26`) and is imported when a model is built.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dgpp_core.api import (
     BindingTable,
     Dialect,
@@ -40,10 +43,12 @@ def dgpp_bindings(spec: ModelSpec, config: ModelConfig) -> BindingTable:
 
 
 @hookimpl
-def dgpp_groups(spec: ModelSpec, config: ModelConfig, world: int) -> tuple[StateGroup, ...]:
+def dgpp_groups(
+    spec: ModelSpec, config: ModelConfig, world: int, settings: Mapping[str, Any]
+) -> tuple[StateGroup, ...]:
     """Paged keys and values of the global layers, rings of the window layers and the draft blocks."""
     assert isinstance(config, Mimo26Config)
-    return groups(config, world)
+    return groups(config, world, settings.get("kv_dtype", "bf16"))
 
 
 @hookimpl

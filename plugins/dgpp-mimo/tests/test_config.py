@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dgpp_mimo.mimo26 import tables
 from dgpp_mimo.mimo26.config import read_config
 from dgpp_mimo.mimo26.specs import FULL, QUANTISED, SPECS, TINY
 from dgpp_mimo.mimo26.tables import bindings, groups
@@ -137,3 +138,20 @@ def test_the_dialect_has_reasoning_that_can_be_turned_off() -> None:
     dialect = load_plugins(environ={}).model(SPECS[0].name).dialect()
     assert dialect.reasoning == ("<think>", "</think>")
     assert dialect.thinking_switches == ("enable_thinking",)
+
+
+def test_rows_in_eight_bits() -> None:
+    """328 bytes of a key/value head; 114 KiB a token if every layer and one block kept all rows."""
+    found = {g.name: g for g in groups(read_config(FULL), 1, "fp8") if not g.name.endswith("hidden")}
+    assert {g.dtype for g in found.values()} == {"uint8"}
+    row = {name: g.heads * g.width for name, g in found.items() if isinstance(g, PagedGroup | WindowGroup)}
+    assert (row["k"] + row["v"], row["window_k"] + row["window_v"]) == (4 * 328, 8 * 328)
+    assert 9 * (row["k"] + row["v"]) + 40 * (row["window_k"] + row["window_v"]) == pytest.approx(114 * 1024, rel=0.01)
+    with pytest.raises(ConfigError, match="kv_dtype"):
+        groups(read_config(FULL), 1, "fp4")
+
+
+def test_the_bytes_of_a_scale_are_those_of_the_format() -> None:
+    from dgpp_core.formats import cache_rows
+
+    assert tables.SCALE_BYTES == cache_rows.SCALE_BYTES

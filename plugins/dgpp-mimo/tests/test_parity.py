@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -101,3 +102,54 @@ def test_what_the_quantised_release_stores_makes_a_difference(release: Release) 
     """Or the tests above could not tell whether the stored values were used."""
     dense, stored = (release(fmt)[0].model(torch.tensor([TOKENS])).logits[0] for fmt in FORMATS)
     assert relative(stored, dense) > 1e-2
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_keys_and_values_in_eight_bits(release: Release, ranks: int) -> None:
+    """Scales are a head's own, so ranks reply alike; drafts, chunks and company change no token either."""
+    _, folder = release("bf16")
+    model, prompt, found = load_plugins(environ={}).model("mimo26-flash"), TOKENS[:33], []
+    for depth, chunk in ((0, 64), (3, 16)):
+        form = msgspec.structs.replace(settings(depth), kv_dtype="fp8", prefill_budget_tokens=chunk)
+        served = (
+            TensorParallelWorld.load(model, folder, form, ranks)
+            if ranks > 1
+            else World.from_checkpoint(model, folder, form)
+        )
+        pools = served.engine.state.pools
+        assert {pools[name].dtype for name in ("k", "v", "window_k", "window_v", "draft_k", "draft_v")} == {torch.uint8}
+        assert (pools["k"].shape[-1], pools["window_v"].shape[-1]) == (48 + 4, 32 + 4)
+        other = served.submit(TOKENS[40:70], 12)
+        mine = served.submit(prompt, 12)
+        replies = served.run()
+        found.append((replies[mine].tokens, replies[other].tokens))
+    assert found[0] == found[1]
+
+
+def in_eight_bits(rows: Tensor) -> Tensor:
+    """Each row of a head in e4m3 with a scale, by its definition."""
+    amax = rows.abs().amax(-1, keepdim=True)
+    return (rows * (448 / amax)).to(torch.float8_e4m3fn).float() * (amax / 448)
+
+
+@torch.inference_mode()
+def test_eight_bits_are_those_of_a_class_that_rounds_them(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to the last bit: a value in between two codes may go to either."""
+    from transformers.models.mimo_v2_flash import modeling_mimo_v2_flash as parts
+
+    pair, folder = release("bf16")
+    model, logits = load_plugins(environ={}).model("mimo26-flash"), []
+    engine = World.from_checkpoint(model, folder, msgspec.structs.replace(settings(0), kv_dtype="fp8")).engine
+    for counts in ([75], [1] * 75):
+        rows = [engine.model.forward(batch, engine.state.pools) for batch in steps(counts)]
+        logits.append(engine.model.logits(torch.cat(rows)))
+    assert torch.equal(logits[0], logits[1])
+    exact, plain = pair.model(torch.tensor([TOKENS])).logits[0], parts.eager_attention_forward
+
+    def rounded(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any) -> Any:
+        return plain(module, query, in_eight_bits(key), in_eight_bits(value), *rest, **more)
+
+    monkeypatch.setattr(parts, "eager_attention_forward", rounded)
+    wanted = pair.model(torch.tensor([TOKENS])).logits[0]
+    assert ((logits[0] - wanted).norm() / wanted.norm()).item() < 0.02
+    assert ((logits[0] - exact).norm() / exact.norm()).item() > 0.05

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import Bus, Shard, State, StepBatch
+from dgpp_core.formats.cache_rows import pack_fp8_rows, unpack_fp8_rows
 from dgpp_core.layers.paged import PagedIndex
-from dgpp_core.layers.window import window_attend
+from dgpp_core.layers.window import Read, window_attend
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.rope import RotaryTable, rotate
 from dgpp_mimo.mimo26.config import Heads, Mimo26Config
@@ -59,6 +60,10 @@ def parts_of(linear: Linear, bus: Bus, x: Tensor, decode: bool) -> Tensor:
     return bus.all_reduce(linear(x, decode)).float().unsqueeze(0)
 
 
+Pair = tuple[Tensor, Tensor]
+"""Of keys and of values."""
+
+
 class Attention:
     """Attention to everything before a row and itself, over paged rows.
 
@@ -98,17 +103,25 @@ class Attention:
         angles = self.angles(step)
         q, k, v = rotate(q, *angles).to(x.dtype), rotate(k, *angles), v * self.value_scale
         pools = [step.state[name][self.place] for name in self.groups]
-        return parts_of(self.o, self.bus, self.attend(q, k, v, pools[0], pools[1], step).flatten(1), step.decode)
+        read = None
+        if pools[0].dtype == torch.uint8:
+            k, v, read = pack_fp8_rows(k.to(x.dtype)), pack_fp8_rows(v.to(x.dtype)), unpack_fp8_rows
+        out = self.attend(q, (k, v), (pools[0], pools[1]), step, read)
+        return parts_of(self.o, self.bus, out.flatten(1), step.decode)
 
     def angles(self, step: Step) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the step's rows."""
         return step.whole_angles
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, step: Step) -> Tensor:
+    def attend(self, q: Tensor, rows: Pair, pools: Pair, step: Step, read: Read | None) -> Tensor:
         """Write the step's rows, then let each see all rows up to its own; ``[R, heads, value width]``."""
-        step.paged.write(k_pool, k)
-        step.paged.write(v_pool, v)
-        return step.paged.attend(q, k_pool, v_pool, self.scale)
+        k_pool, v_pool = pools
+        for pool, part in zip(pools, rows, strict=True):
+            step.paged.write(pool, part)
+        if read is None:
+            return step.paged.attend(q, k_pool, v_pool, self.scale)
+        stored = read
+        return step.paged.attend_read(q, lambda blocks: (stored(k_pool[blocks]), stored(v_pool[blocks])), self.scale)
 
 
 class WindowAttention(Attention):
@@ -129,10 +142,10 @@ class WindowAttention(Attention):
         """Cosines and sines of the step's rows."""
         return step.window_angles
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, step: Step) -> Tensor:
+    def attend(self, q: Tensor, rows: Pair, pools: Pair, step: Step, read: Read | None) -> Tensor:
         """Write the step's rows and let each see those of its window; ``[R, heads, value width]``."""
         kinds = {"window": self.window, "scale": self.scale}
-        return window_attend(step.batch, q, k, v, k_pool, v_pool, sinks=self.sinks, **kinds)
+        return window_attend(step.batch, q, *rows, *pools, sinks=self.sinks, read=read, **kinds)
 
 
 class DraftAttention(WindowAttention):

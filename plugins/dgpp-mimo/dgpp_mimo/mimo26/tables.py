@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dgpp_core.api import Binding, BindingTable, ConfigError, Init, PagedGroup, Stack, StateGroup, WindowGroup
+from dgpp_core.api.state import Dtype
 from dgpp_mimo.mimo26.config import BLOCKS, Heads, Mimo26Config
+
+SCALE_BYTES = 4
+"""Of a row of keys or values in 8 bits (`dgpp_core.formats.cache_rows.SCALE_BYTES`, which needs torch)."""
 
 
 def _vector(name: str, target: str, size: int) -> Binding:
@@ -113,12 +117,21 @@ def bindings(c: Mimo26Config) -> BindingTable:
     return BindingTable(tuple(out), IGNORED, stacks=stacks, draft=("draft.*",))
 
 
-def groups(c: Mimo26Config, world: int) -> tuple[StateGroup, ...]:
+def groups(c: Mimo26Config, world: int, kv_dtype: str = "bf16") -> tuple[StateGroup, ...]:
     """Keys and values of a rank's heads, those of the draft blocks apart, and hidden states for the blocks that lag.
 
+    Args:
+        kv_dtype: ``bf16`` keeps rows as they are computed with, ``fp8`` as `dgpp_core.formats.cache_rows` packs them.
+
     Raises:
-        ConfigError: ``world`` ranks cannot share the chunks.
+        ConfigError: ``world`` ranks cannot share the chunks, or another ``kv_dtype``.
     """
+    if kv_dtype not in ("bf16", "fp8"):
+        raise ConfigError(
+            "keys and values are not kept in this form", where="engine.kv_dtype", found=kv_dtype, expected="bf16 or fp8"
+        )
+    dtype: Dtype = "uint8" if kv_dtype == "fp8" else "compute"
+    scale = SCALE_BYTES if kv_dtype == "fp8" else 0
     if c.chunks % world:
         raise ConfigError(
             "the chunks of the fused projection cannot be divided among the ranks",
@@ -130,15 +143,15 @@ def groups(c: Mimo26Config, world: int) -> tuple[StateGroup, ...]:
     def rings(name: str, layers: int, heads: Heads) -> Iterator[WindowGroup]:
         for part, width in (("k", heads.width), ("v", heads.value_width)):
             yield WindowGroup(
-                name=f"{name}_{part}", layers=layers, heads=heads.kv // world, width=width, window=c.window_rows,
-                dtype="compute",
+                name=f"{name}_{part}", layers=layers, heads=heads.kv // world, width=width + scale,
+                window=c.window_rows, dtype=dtype,
             )  # fmt: skip
 
     windowed, heads = sum(c.windowed), c.whole.kv // world
     whole = (("k", c.whole.width), ("v", c.whole.value_width))
     return (
         *(
-            PagedGroup(name=name, layers=len(c.windowed) - windowed, heads=heads, width=width, dtype="compute")
+            PagedGroup(name=name, layers=len(c.windowed) - windowed, heads=heads, width=width + scale, dtype=dtype)
             for name, width in whole
         ),
         *(rings("window", windowed, c.window) if windowed else ()),
