@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,21 +17,55 @@ class RotaryTable:
         width: of the rotated part of a head; even.
         positions: the positional ceiling.
         theta: base of the frequencies.
-        frequencies: optional ``[width / 2]`` inverse frequencies that replace ``theta``'s (scaled rope).
+        frequencies: optional ``[width / 2]`` inverse frequencies that replace ``theta``'s (`yarn_frequencies`).
+        scale: of cosines and sines alike (`yarn_scale`).
     """
 
     def __init__(
-        self, width: int, positions: int, theta: float, device: torch.device, frequencies: Tensor | None = None
+        self,
+        width: int,
+        positions: int,
+        theta: float,
+        device: torch.device,
+        frequencies: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         if frequencies is None:
             frequencies = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
         angles = torch.outer(torch.arange(positions + POSITION_SLACK, dtype=torch.float32), frequencies)
         self.width = width
-        self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
+        self.cos, self.sin = (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines for int64 ``[R]`` positions: two ``[R, 1, width / 2]``, for every layer of a step."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+
+def yarn_scale(factor: float) -> float:
+    """What YaRN multiplies cosines and sines with, for queries and keys alike."""
+    return 0.1 * math.log(factor) + 1.0
+
+
+def yarn_frequencies(
+    width: int, theta: float, factor: float, length: float, fast: float = 32.0, slow: float = 1.0
+) -> Tensor:
+    """Inverse frequencies ``[width / 2]`` for ``factor`` times as many positions (YaRN: Peng et al., 2023).
+
+    Those that turn more than ``fast`` times over ``length`` positions stay, those that turn less than ``slow`` times
+    are divided by ``factor``, and between the two the share of the divided grows along a line.
+
+    Args:
+        length: positions the model was trained for; some engines take a multiple of them.
+    """
+    plain = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
+
+    def dimension(turns: float) -> float:
+        return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = max(math.floor(dimension(fast)), 0), min(math.ceil(dimension(slow)), width - 1)
+    ramp = (torch.arange(width // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    share = ramp.clamp(0, 1)
+    return plain / factor * share + plain * (1 - share)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
