@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -123,7 +124,8 @@ class ModelConformance:
         for ranks in self.worlds:
             engine = self.world(loaded, folder, SETTINGS, 0, ranks).engine
             plan = make_plan(
-                table=loaded.bindings(config), groups=loaded.groups(config, ranks), config=config, settings=SETTINGS,
+                table=loaded.bindings(config), groups=loaded.groups(config, ranks, msgspec.to_builtins(SETTINGS)),
+                config=config, settings=SETTINGS,
                 world=ranks, device_kind="cpu", step_width=engine.geometry.step_width,
                 extra=loaded.plan_terms(config, ranks, {}), available=1 << 40,
             )  # fmt: skip

@@ -22,7 +22,7 @@ from dgpp_core.api import (
     hookimpl,
 )
 from dgpp_core.formats.resident import rotary_table_bytes
-from dgpp_mimo.mimo26.config import Mimo26Config
+from dgpp_mimo.mimo26.config import BLOCKS, Mimo26Config
 from dgpp_mimo.mimo26.specs import SPECS
 from dgpp_mimo.mimo26.tables import bindings, groups
 
@@ -46,9 +46,10 @@ def dgpp_bindings(spec: ModelSpec, config: ModelConfig) -> BindingTable:
 def dgpp_groups(
     spec: ModelSpec, config: ModelConfig, world: int, settings: Mapping[str, Any]
 ) -> tuple[StateGroup, ...]:
-    """Paged keys and values of the global layers, rings of the window layers and the draft blocks."""
+    """Paged keys and values of the global layers, rings of the window layers and of the draft blocks that run."""
     assert isinstance(config, Mimo26Config)
-    return groups(config, world, settings.get("kv_dtype", "bf16"))
+    drafts = max(1, min(BLOCKS, settings.get("mtp_depth", BLOCKS)))
+    return groups(config, world, settings.get("kv_dtype", "bf16"), drafts)
 
 
 @hookimpl

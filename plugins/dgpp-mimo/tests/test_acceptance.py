@@ -78,6 +78,7 @@ def test_replies_are_the_same_however_many_drafts_stand(folder: Path, depth: int
     plain, _ = replies(knowing(4096), folder, 0)
     drafted, world = replies(knowing(wrong), folder, depth)
     assert drafted == plain
+    assert len(world.engine.state.pools["draft_k"]) == depth, "one block a draft"
     stats = world.scheduler.stats()
     assert stats.draft_accepted > 20
     assert (stats.draft_accepted == stats.draft_tokens) == (wrong == 4096)

@@ -45,7 +45,8 @@ class Mimo26Drafter:
     """Implements `dgpp_core.api.Drafter`.
 
     Args:
-        depth: most tokens a step, one a block. All blocks keep up with the text, so that a step may draft fewer.
+        depth: most tokens a step, one a block. A deployment that drafts fewer has state for fewer blocks, and those
+            run; they all keep up with the text, so that a step may draft fewer still.
     """
 
     def __init__(self, config: Mimo26Config, shard: Shard, model: Mimo26Model, depth: int) -> None:
@@ -58,10 +59,11 @@ class Mimo26Drafter:
         With the token after row p, block d runs row p - d: the same tokens for all, at earlier and earlier rows.
         """
         ring = state["draft_hidden"][0]
-        earlier = [delayed_rows(batch, hidden, ring, lag) for lag in range(BLOCKS)]
+        running = self.blocks[: len(state["draft_k"])]
+        earlier = [delayed_rows(batch, hidden, ring, lag) for lag in range(len(running))]
         outs = [
             block(delayed_batch(batch, lag), rows, next_tokens, state)
-            for lag, (block, rows) in enumerate(zip(self.blocks, earlier, strict=True))
+            for lag, (block, rows) in enumerate(zip(running, earlier, strict=True))
         ]
         keep_newest(batch, hidden, ring)
         return outs[0]

@@ -117,11 +117,12 @@ def bindings(c: Mimo26Config) -> BindingTable:
     return BindingTable(tuple(out), IGNORED, stacks=stacks, draft=("draft.*",))
 
 
-def groups(c: Mimo26Config, world: int, kv_dtype: str = "bf16") -> tuple[StateGroup, ...]:
+def groups(c: Mimo26Config, world: int, kv_dtype: str = "bf16", drafts: int = BLOCKS) -> tuple[StateGroup, ...]:
     """Keys and values of a rank's heads, those of the draft blocks apart, and hidden states for the blocks that lag.
 
     Args:
         kv_dtype: ``bf16`` keeps rows as they are computed with, ``fp8`` as `dgpp_core.formats.cache_rows` packs them.
+        drafts: most tokens that a step drafts: so many blocks run.
 
     Raises:
         ConfigError: ``world`` ranks cannot share the chunks, or another ``kv_dtype``.
@@ -155,6 +156,6 @@ def groups(c: Mimo26Config, world: int, kv_dtype: str = "bf16") -> tuple[StateGr
             for name, width in whole
         ),
         *(rings("window", windowed, c.window) if windowed else ()),
-        *rings("draft", BLOCKS, c.window),
+        *rings("draft", drafts, c.window),
         WindowGroup(name="draft_hidden", layers=1, heads=1, width=c.hidden_size, window=BLOCKS, dtype="compute"),
     )
