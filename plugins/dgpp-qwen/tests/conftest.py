@@ -18,7 +18,7 @@ from dgpp_core.formats.codec import encode
 LAYERS, EXPERTS, PARTS, RATIO, KEPT = 4, 8, 4, 4, 4
 TEXT: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": LAYERS, "rms_norm_eps": 1e-6,
-    "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2),
+    "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
     "max_position_embeddings": 2048, "tie_word_embeddings": False, "hc_count": 4, "hc_lowrank": 16,
     "linear_num_key_heads": 4, "linear_num_value_heads": 12, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4, "output_gate_type": "sigmoid", "num_attention_heads": 8, "num_key_value_heads": 2,

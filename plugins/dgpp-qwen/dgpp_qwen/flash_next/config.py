@@ -246,6 +246,8 @@ def _check(c: _Text) -> None:
         raise _refuse("num_experts", c.num_experts, f"at most {MOST_EXPERTS} in {c.num_hidden_layers} layers")
     if len(c.ple_layer_ids) != 1 or not 1 <= c.ple_layer_ids[0] <= c.num_hidden_layers:
         raise _refuse("ple_layer_ids", c.ple_layer_ids, f"one layer, 1 to {c.num_hidden_layers}")
+    if c.layer_types[c.ple_layer_ids[0] - 1] != LINEAR:
+        raise _refuse("ple_layer_ids", c.ple_layer_ids, f"a layer of {LINEAR}")
     if c.ngram_size != 3:
         raise _refuse("ngram_size", c.ngram_size, "3")
     if c.ple_embed_dim % (2 * c.heads_per_ngram):

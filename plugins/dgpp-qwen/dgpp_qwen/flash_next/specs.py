@@ -46,7 +46,7 @@ FULL: dict[str, Any] = {
     "tie_word_embeddings": False, "quantization_config": QUANTISED["fp8"],
 }  # fmt: skip
 _TINY_TEXT: dict[str, Any] = _TEXT | {
-    "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 3, "layer_types": [LINEAR, SPARSE[0], LINEAR],
+    "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 3, "layer_types": [SPARSE[0], LINEAR, LINEAR],
     "hc_lowrank": 16,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096,
     "rope_parameters": _TEXT["rope_parameters"] | {"rope_theta": 10000.0, "mrope_section": [3, 3, 2]},
