@@ -66,7 +66,7 @@ def test_a_silent_rank_is_named_after_the_timeout() -> None:
 
 
 def test_a_rank_with_a_fault_of_its_own_tells_the_others() -> None:
-    answers = run(programs.rank_1_raises, 4)
+    answers = run(programs.rank_1_raises, 4, timeout=20)
     assert answers[1] == "ValueError: a bad weight"
     assert all("rank 1 failed: ValueError: a bad weight" in answers[rank][1] for rank in (0, 2, 3))
 

@@ -276,7 +276,8 @@ def compile_cases() -> list[CompileCase]:
         for target in (90, 121):
             for m in (1, 4096):
                 meta = prefill_meta(form, rows, columns, m, target, gated)
-                name = f"prefill {form} {rows}x{columns}{' gated' if gated else ''}, tiles of {meta['COLUMNS']} rows"
+                kind = f"{form} {rows}x{columns}{' gated' if gated else ''}"
+                name = f"prefill {kind}, tiles of {meta['COLUMNS']} rows, {'wgmma' if target == 90 else 'mma.sync'}"
                 arguments = (weights, scales, torch.float32, torch.bfloat16, torch.bfloat16, 5)
                 cases.append(CompileCase(name, prefill_product, arguments, meta, (target,)))
     return cases
