@@ -68,7 +68,7 @@ def test_a_silent_rank_is_named_after_the_timeout() -> None:
 def test_a_rank_with_a_fault_of_its_own_tells_the_others() -> None:
     answers = run(programs.rank_1_raises, 4, timeout=20)
     assert answers[1] == "ValueError: a bad weight"
-    # A slow rank may still be reading what rank 1 sent first when rank 1 is gone: it hears of the fault one call earlier.
+    # A slow rank may still be reading what rank 1 sent when rank 1 is gone: it hears of the fault one call earlier.
     told = [line if isinstance(line := answers[rank], str) else line[1] for rank in (0, 2, 3)]
     assert all("rank 1 failed: ValueError: a bad weight" in line for line in told), told
 
