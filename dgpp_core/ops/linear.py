@@ -10,6 +10,7 @@ every row. On a GPU the products are `dgpp_core.ops.kernels.dense`.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Protocol, Self
 
@@ -53,12 +54,12 @@ class Product(Protocol):
         ...
 
 
-class WholeProduct:
+class WholeProduct(ABC):
     """A product that is computed in one piece, by `__call__` in float32."""
 
+    @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """float32 ``[M, K]`` to float32 ``[M, N]``."""
-        raise NotImplementedError
 
     def narrow(self, x: Tensor, decode: bool) -> Tensor:
         """See `Product`."""

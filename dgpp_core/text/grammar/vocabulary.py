@@ -12,6 +12,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from dgpp_core.api.errors import EngineError
 from dgpp_core.text.grammar.frames import control_tokens
 from dgpp_core.text.grammar.limits import MAX_ALTERNATIVES, REMEMBERED, limits
 from dgpp_core.text.grammar.sources import GrammarError
@@ -128,7 +129,7 @@ class _Source:
 
     def __call__(self, text: Any) -> NoReturn:
         """Tokenize; only forced text would be, and no source of ours allows that."""
-        raise NotImplementedError
+        raise EngineError("a grammar wants forced text tokenized", found=repr(text), hint="report this as a bug")
 
 
 def allow(mask: Words, token: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import msgspec
@@ -27,7 +28,7 @@ class Target(Protocol):
         ...
 
 
-class MtpDrafter:
+class MtpDrafter(ABC):
     """Implements `dgpp_core.api.Drafter` around the decoder layer that a model gives it.
 
     Row q combines the target's hidden state of row q, after its last norm, with the embedding of token q + 1, and so
@@ -48,9 +49,9 @@ class MtpDrafter:
         self.mix = Linear.load(shard, "draft.mix")
         self.norm = weights.take("draft.norm")
 
+    @abstractmethod
     def through_layer(self, stream: Stream, batch: StepBatch, state: State) -> Tensor:
         """Take the stream through the draft layer; it after that under `norm`, ``[R, hidden_size]``."""
-        raise NotImplementedError
 
     def observe(self, batch: StepBatch, hidden: Tensor, next_tokens: Tensor, state: State) -> Tensor:
         """The draft layer over a step's rows, ``[R, hidden_size]``."""

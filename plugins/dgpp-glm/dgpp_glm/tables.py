@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from dgpp_core.api import Binding, BindingTable, Init, Recoded, Stack
@@ -20,7 +21,7 @@ def vector(name: str, target: str, size: int, cut: int | None = None, init: Init
     return Binding(name=name, shape=(size,), target=target, role="vector", cut=cut, init=init)
 
 
-class Tables:
+class Tables(ABC):
     """Bindings of one config, part by part.
 
     Attributes:
@@ -33,9 +34,9 @@ class Tables:
     def __init__(self, config: GlmConfig) -> None:
         self.c = config
 
+    @abstractmethod
     def attention(self, name: str, to: str, index: int) -> Iterator[Binding]:
         """The attention of a layer; of each model its own."""
-        raise NotImplementedError
 
     def matrix(
         self, module: str, shape: tuple[int, int], target: str, *, cut: int | None = None, draft: bool = False
