@@ -9,10 +9,7 @@ bandwidth in decode, and the causal operations over the tensor cores' measured b
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
@@ -28,6 +25,7 @@ from dgpp_core.ops.kernels.norms import residual_norm, rms_norm
 from dgpp_core.ops.kernels.pick import candidates, greedy
 from dgpp_core.ops.rope import RotaryTable
 from dgpp_core.testing.compile import compile_all
+from dgpp_core.testing.graph_time import timed
 
 READ = 4.38e12
 """Bytes a second that an H200 reads (measured)."""
@@ -60,27 +58,6 @@ class Result(Struct, frozen=True):
     context: int
     microseconds: float
     floor: float
-
-
-def timed(launch: Callable[[int], Any], launches: int, replays: int = 9) -> float:
-    """Median microseconds of one of ``launches`` in a graph."""
-    for i in range(2):
-        launch(i)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(launches):
-            launch(i)
-    graph.replay()
-    spans = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        spans.append(start.elapsed_time(end) * 1e3 / launches)
-    return float(statistics.median(spans))
 
 
 def layer(choice: DecodeChoice | None = None, cut: ChunkCut | None = None) -> CudaGqa:

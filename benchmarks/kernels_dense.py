@@ -8,10 +8,7 @@ bandwidth; that of a prefill product its operations over the tensor cores' measu
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
@@ -21,6 +18,7 @@ from torch import Tensor
 
 from dgpp_core.ops.kernels.dense import CudaGateUp, CudaLinear
 from dgpp_core.testing.compile import compile_all
+from dgpp_core.testing.graph_time import timed
 
 READ = 4.38e12
 """Bytes a second that an H200 reads (measured)."""
@@ -97,27 +95,6 @@ def copies(case: Case) -> tuple[list[CudaLinear], int]:
     kind = CudaGateUp if case.gated else CudaLinear
     others = [{name: tensor.clone() for name, tensor in first.items()} for _ in range(ROTATED // size)]
     return [kind.from_prepared(tensors) for tensors in (first, *others)], size
-
-
-def timed(launch: Callable[[int], Any], launches: int, replays: int = 7) -> float:
-    """Median microseconds of one of ``launches`` in a graph."""
-    for i in range(2):
-        launch(i)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(launches):
-            launch(i)
-    graph.replay()
-    spans = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        spans.append(start.elapsed_time(end) * 1e3 / launches)
-    return float(statistics.median(spans))
 
 
 def decode(case: Case, products: list[CudaLinear], size: int, m: int) -> Result:

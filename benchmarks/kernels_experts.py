@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from dgpp_core.ops.kernels.experts_order import PickTables, order_picks
 from dgpp_core.ops.kernels.router import CudaRouter
 from dgpp_core.ops.router import Routing
 from dgpp_core.testing.compile import compile_all
+from dgpp_core.testing.graph_time import timed
 
 READ = 4.38e12
 """Bytes a second that an H200 reads (measured)."""
@@ -83,27 +83,6 @@ def make_layer() -> Layer:
     return Layer(
         CudaExperts.from_prepared(tensors, experts=EXPERTS), router, torch.ones(HIDDEN, device=DEVICE).bfloat16()
     )
-
-
-def timed(launch: Callable[[int], Any], launches: int, replays: int = 7) -> float:
-    """Median microseconds of one of ``launches`` in a graph."""
-    for i in range(2):
-        launch(i)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(launches):
-            launch(i)
-    graph.replay()
-    spans = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        spans.append(start.elapsed_time(end) * 1e3 / launches)
-    return float(statistics.median(spans))
 
 
 def random_routing(m: int) -> Routing:

@@ -16,7 +16,7 @@ import click
 import torch
 import triton
 import triton.language as tl
-from kernels_dense import CASES, DEVICE, MULTIPLY, Case, copies, timed
+from kernels_dense import CASES, DEVICE, MULTIPLY, Case, copies
 from torch import Tensor
 
 from dgpp_core.ops.kernels import prefill_broad
@@ -25,6 +25,7 @@ from dgpp_core.ops.kernels.plan import prefill_meta
 from dgpp_core.ops.kernels.prefill_dense import prefill_product
 from dgpp_core.ops.kernels.prepare import fields_of
 from dgpp_core.testing.compile import compile_for
+from dgpp_core.testing.graph_time import timed
 
 ROWS = 2048
 CUTS: dict[str, list[dict[str, int]]] = {
