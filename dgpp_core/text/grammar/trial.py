@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import queue
@@ -153,7 +154,8 @@ class _Process:
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                cast(IO[bytes], pipe).close()
+                with contextlib.suppress(OSError):  # closing sends what a process that died never read
+                    cast(IO[bytes], pipe).close()
 
     def _send(self, message: object) -> None:
         assert self._process is not None, "it was started"
