@@ -15,6 +15,7 @@ Examples:
   dgpp bench prefill --plugin smollm2 --tokens 512,2000
   dgpp bench boot --plugin smollm2
   dgpp bench serve --url http://127.0.0.1:18080 --streams 8
+  dgpp bench serve --fake --streams 32 --max-tokens 200 --runs 5
 """
 
 

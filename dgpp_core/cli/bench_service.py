@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
-from dgpp_core.api.errors import EngineError
+from dgpp_core.api.errors import ConfigError, EngineError
 from dgpp_core.cli.client import Client
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json
 from dgpp_core.cli.options import api_key_option
@@ -22,6 +24,7 @@ from dgpp_core.cli.options import api_key_option
 EPILOG = """\b
 Examples:
   dgpp bench serve --url http://127.0.0.1:18080 --streams 8
+  dgpp bench serve --fake --streams 32 --max-tokens 200 --runs 5
   dgpp bench boot --plugin smollm2 --runs 2
   dgpp bench boot --plugin smollm2 -- --kv-capacity 4096
 """
@@ -30,32 +33,64 @@ _READY = "READY"
 
 @click.command(cls=GuardedCommand, epilog=EPILOG)
 @click.option("--url", default="http://127.0.0.1:18080", show_default=True, help="The running service.")
+@click.option("--fake", is_flag=True, help="A service of its own, over an engine without a model.")
+@click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="With --fake: time of the engine's steps.")
 @click.option("--streams", default=8, type=click.IntRange(1), show_default=True)
 @click.option("--max-tokens", default=64, type=click.IntRange(1), show_default=True)
+@click.option("--runs", default=1, type=click.IntRange(1), show_default=True, help="Times it is measured.")
 @api_key_option
 @json_option
-def serve(url: str, streams: int, max_tokens: int, api_key: str, as_json: bool) -> None:
-    """Stream replies from a running service, all at once: chunks a second and time to the first."""
-    client = Client(url, key=api_key)
-    model = client.model()
+def serve(
+    url: str, fake: bool, step_ms: float, streams: int, max_tokens: int, runs: int, api_key: str, as_json: bool
+) -> None:
+    """Stream replies from a running service, all at once: chunks a second and time to the first.
 
-    def one(number: int) -> tuple[float, int]:
-        """Seconds to the first chunk, and how many came."""
-        prompt = {"role": "user", "content": f"Count upwards from {number}."}
-        start, first, chunks = time.perf_counter(), 0.0, 0
-        for _ in client.stream({"model": model, "messages": [prompt], "max_tokens": max_tokens, "ignore_eos": True}):
-            first = first or time.perf_counter() - start
-            chunks += 1
-        return first, chunks
+    With --fake a token costs the engine next to nothing: what is measured is the service itself.
+    """
+    if step_ms and not fake:
+        raise ConfigError("a real engine's steps take the time they take", where="--step-ms", hint="add --fake")
+    with _fake(streams, max_tokens, step_ms) if fake else contextlib.nullcontext(url) as base:
+        model = Client(base, key=api_key).model()
+        figures = [_measure(base, model, streams, max_tokens, api_key) for _ in range(runs)]
+    best = max(figures, key=lambda run: run["chunks_per_second"])
+    report = {"url": "fake" if fake else url, "load_average": os.getloadavg()[0], "serve": best, "runs": figures}
+    lines = [
+        f"{streams} streams  {run['chunks']} chunks in {run['writes']} writes  {run['chunks_per_second']:.0f} chunks/s"
+        f"  first after {run['first_ms']:.0f} ms (median)"
+        for run in figures
+    ]
+    _print(report, as_json, lines)
 
-    start = time.perf_counter()
-    with ThreadPoolExecutor(streams) as pool:
-        results = list(pool.map(one, range(streams)))
-    seconds, chunks = time.perf_counter() - start, sum(count for _, count in results)
-    first = statistics.median(first for first, _ in results) * 1e3
-    figures = {"streams": streams, "chunks": chunks, "chunks_per_second": chunks / seconds, "first_ms": first}
-    line = f"{streams} streams  {chunks} chunks  {chunks / seconds:.0f} chunks/s  first after {first:.0f} ms (median)"
-    _print({"url": url, "serve": figures}, as_json, [line])
+
+@contextlib.contextmanager
+def _fake(streams: int, tokens: int, step_ms: float) -> Iterator[str]:
+    """The address of a service whose engine gives all streams one token a step."""
+    from dgpp_core.testing.fake_service import fake_service
+    from dgpp_core.testing.fake_worker import FakeReply, FakeScript
+
+    reply = FakeReply(text=" yellow" * tokens)
+    script = FakeScript(replies=(reply,), slots=streams, step_ms=step_ms, context_tokens=tokens + 256)
+    with fake_service(script, max_connections=streams + 8) as service:
+        yield service.url
+
+
+def _measure(url: str, model: str, streams: int, max_tokens: int, key: str) -> dict[str, Any]:
+    """Figures of one run."""
+    from dgpp_core.testing.streams import read_streams
+
+    prompts = [f"Count upwards from {number}." for number in range(streams)]
+    common = {"model": model, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    bodies = [common | {"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
+    path = urlsplit(url).path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+    found = read_streams(url, path, bodies, time.perf_counter, key=key)
+    return {
+        "streams": streams,
+        "chunks": found.chunks,
+        "writes": found.reads,
+        "seconds": found.seconds,
+        "chunks_per_second": found.chunks / found.seconds,
+        "first_ms": statistics.median(stream.first_s for stream in found.streams) * 1e3,
+    }
 
 
 @click.command(cls=GuardedCommand, epilog=EPILOG)

@@ -87,3 +87,16 @@ def test_what_the_model_cannot_do_is_not_measured(folder: Path, arguments: tuple
 )  # fmt: skip
 def test_options_that_do_not_go_together_are_refused_by_name(arguments: tuple[str, ...], named: str) -> None:
     assert named in run(*arguments, code=2)
+
+
+def test_serve_measures_a_service_without_a_model() -> None:
+    done = CliRunner().invoke(command, ["serve", "--fake", "--streams", "4", "--max-tokens", "30", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.output)["serve"]
+    # A chunk for the role, one a token, one for the reason it ended.
+    assert (report["streams"], report["chunks"]) == (4, 4 * 32)
+    assert report["chunks_per_second"] == pytest.approx(report["chunks"] / report["seconds"])
+    assert report["writes"] <= report["chunks"] + 2 * 4  # headers and the end may come by themselves
+    refused = CliRunner().invoke(command, ["serve", "--step-ms", "1"])
+    assert refused.exit_code == 2
+    assert "--fake" in refused.output

@@ -18,30 +18,18 @@ import httpx
 import msgspec
 import openai
 import pytest
-import tokenizers
 import uvloop
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dgpp_core.scheduler.messages import Ready
 from dgpp_core.server.http import listen
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.service import Outside
 from dgpp_core.server.supervisor import Stopping, Timing, serve
+from dgpp_core.testing.fake_service import MARKERS, TEMPLATE, write_checkpoint
 from dgpp_core.testing.fake_worker import FakeReply, FakeScript
 from dgpp_core.text.stack import TextStack, load_text
 
 FAKE = "dgpp_core.testing.fake_worker"
-SPECIALS = ("<|im_start|>", "<|im_end|>")
-MARKERS = ("<think>", "</think>")
-TEMPLATE = (
-    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endfor -%}"
-    "<|im_start|>assistant\n{%- if enable_thinking is defined and not enable_thinking -%}<think></think>{%- endif -%}"
-)
-CORPUS = [
-    "Red, yellow and blue are the three primary colors of paint; every other one can be mixed from them.",
-    "The quick brown fox jumps over the lazy dog, and the User: says so. Überraschung für 世界 und 안녕 🧑‍💻!",
-    "I think about it first. Then I answer in a few words, as a helpful assistant should.",
-]
 
 
 @pytest.fixture(scope="session")
@@ -54,24 +42,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_checkpoint_fixture() -> Callable[[Path, Sequence[str], str], Path]:
     """`write_checkpoint`, for tests."""
     return write_checkpoint
-
-
-def write_checkpoint(folder: Path, markers: Sequence[str], template: str) -> Path:
-    """A checkpoint with ``markers`` as added tokens."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=list(SPECIALS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens([tokenizers.AddedToken(marker, normalized=False) for marker in markers])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    defaults = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "eos_token_id": 1}
-    (folder / "generation_config.json").write_text(json.dumps(defaults))
-    return folder
 
 
 @pytest.fixture(scope="session")
