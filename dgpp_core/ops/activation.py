@@ -21,7 +21,12 @@ def softplus(x: Tensor) -> Tensor:
     return x.clamp(min=0.0) + torch.log1p(torch.exp(-x.abs()))
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """SiLU of the first half of the last axis, times the second half (Shazeer, 2020)."""
+def swiglu(gate_up: Tensor, limit: float | None = None) -> Tensor:
+    """SiLU of the first half of the last axis, times the second half (Shazeer, 2020).
+
+    With a ``limit`` no gate is above it, and nothing that is gated farther from zero (gpt-oss, 2025).
+    """
     gate, up = gate_up.chunk(2, dim=-1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate / (1.0 + torch.exp(-gate)) * up

@@ -36,6 +36,7 @@ class Experts:
         down: ``[entries * H, I]``.
         experts: routed experts; the entries are these and the shared one.
         shared: whether there is a shared expert.
+        limit: of gate and up, as `dgpp_core.ops.activation.swiglu` has it.
         products: ready for the weights; by default made of them.
 
     Attributes:
@@ -49,27 +50,27 @@ class Experts:
         *,
         experts: int,
         shared: bool = True,
+        limit: float | None = None,
         products: ExpertProducts | None = None,
     ) -> None:
         self.experts, self.shared = experts, shared
-        self.experts, self.shared = experts, shared
-        self._products = products or _make(gate_up, down, experts, shared)
+        self._products = products or _make(gate_up, down, experts, shared, limit)
 
     @classmethod
-    def load(cls, shard: Shard, target: str, *, experts: int, shared: bool = True) -> Self:
+    def load(cls, shard: Shard, target: str, *, experts: int, shared: bool = True, limit: float | None = None) -> Self:
         """The experts of ``target``.gate_up and .down; a GPU's form of them is kept in the resident image."""
         gate_up, down = shard.weights.matrix(f"{target}.gate_up"), shard.weights.matrix(f"{target}.down")
         if shard.device.type == "cpu":
-            return cls(gate_up, down, experts=experts, shared=shared)
+            return cls(gate_up, down, experts=experts, shared=shared, limit=limit)
         from dgpp_core.ops.kernels.experts import PARTS, CudaExperts, prepare_part
 
         tensors: dict[str, Tensor] = {}
         for part in PARTS:
             make = functools.partial(
-                prepare_part, part, gate_up, down, experts + shared, shard.device, target, consume=True
+                prepare_part, part, gate_up, down, experts + shared, shard.device, target, consume=True, limit=limit
             )
             tensors |= shard.weights.prepared(f"{target}.{part}", "experts", make)
-        products = CudaExperts.from_prepared(tensors, experts=experts, shared=shared)
+        products = CudaExperts.from_prepared(tensors, experts=experts, shared=shared, limit=limit)
         return cls(gate_up, down, experts=experts, shared=shared, products=products)
 
     def __call__(self, x: Tensor, routing: Routing, decode: bool = True) -> Tensor:
@@ -89,12 +90,12 @@ class Experts:
 class ExpertLoop:
     """One expert after the other, each over the rows that chose it."""
 
-    def __init__(self, gate_up: Matrix, down: Matrix, experts: int, shared: bool) -> None:
+    def __init__(self, gate_up: Matrix, down: Matrix, experts: int, shared: bool, limit: float | None = None) -> None:
         self.experts, self.shared = experts, shared
         entries = experts + shared
         up_rows, down_rows = gate_up.shape[0] // entries, down.shape[0] // entries
         self._hidden = down_rows
-        self._gate_up = [GateUp(gate_up.rows(e * up_rows, up_rows)) for e in range(entries)]
+        self._gate_up = [GateUp(gate_up.rows(e * up_rows, up_rows), limit=limit) for e in range(entries)]
         self._down = [Linear(down.rows(e * down_rows, down_rows)) for e in range(entries)]
 
     def __call__(self, x: Tensor, routing: Routing, decode: bool = True) -> Tensor:
@@ -112,12 +113,12 @@ class ExpertLoop:
         return self._down[entry].wide(self._gate_up[entry](x, decode), decode)
 
 
-def _make(gate_up: Matrix, down: Matrix, experts: int, shared: bool) -> ExpertProducts:
+def _make(gate_up: Matrix, down: Matrix, experts: int, shared: bool, limit: float | None) -> ExpertProducts:
     if (device := device_of(gate_up)).type == "cpu":
-        return ExpertLoop(gate_up, down, experts, shared)
+        return ExpertLoop(gate_up, down, experts, shared, limit)
     from dgpp_core.ops.kernels.experts import CudaExperts
 
-    return CudaExperts(gate_up, down, experts=experts, shared=shared, device=device)
+    return CudaExperts(gate_up, down, experts=experts, shared=shared, limit=limit, device=device)
 
 
 def combine(contributions: Tensor, routing: Routing) -> Tensor:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dgpp_core.formats.matrix import Matrix
-from dgpp_core.ops.activation import sigmoid
+from dgpp_core.ops.activation import sigmoid, softplus
 from dgpp_core.ops.linear import Linear, device_of
 
-Score = Literal["sigmoid", "softmax"]
+Score = Literal["sigmoid", "softmax", "sqrt_softplus"]
 
 
 class Routing(msgspec.Struct, frozen=True, eq=False):
@@ -40,7 +40,7 @@ class Router:
         bias: float32 ``[E]``.
         normalise: divide the chosen weights by their sum.
         scale: applied to the weights last.
-        score: of a row's logits.
+        score: of a row's logits; ``sqrt_softplus`` is the root of ``log(1 + exp(z))`` (DeepSeek-V4, 2026).
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReferenceRouter:
 
     def __call__(self, x: Tensor, decode: bool = True) -> Routing:
         logits = self._linear.wide(x.float(), decode)
-        scores = sigmoid(logits) if self._score == "sigmoid" else torch.softmax(logits, -1)
+        scores = _scores(logits, self._score)
         chosen = best(self._eligible(scores + self._bias.float()), self.top_k).sort(-1).values
         weights = scores.gather(-1, chosen)
         if self._normalise:
@@ -111,6 +111,12 @@ def _router_class(weight: Tensor | Matrix) -> Callable[..., Callable[[Tensor, bo
     from dgpp_core.ops.kernels.router import CudaRouter
 
     return CudaRouter
+
+
+def _scores(logits: Tensor, score: Score) -> Tensor:
+    if score == "softmax":
+        return torch.softmax(logits, -1)
+    return sigmoid(logits) if score == "sigmoid" else softplus(logits).sqrt()
 
 
 def best(scores: Tensor, count: int) -> Tensor:

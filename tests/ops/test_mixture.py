@@ -24,7 +24,10 @@ def chosen_by_hand(
     logits: Tensor, bias: Tensor, groups: int, top_groups: int, score: Score
 ) -> tuple[list[int], Tensor]:
     """One row's expert ids, ascending, and the normed weights, from plain Python sorting."""
-    scores = torch.sigmoid(logits) if score == "sigmoid" else torch.softmax(logits, 0)
+    scores = {
+        "sigmoid": torch.sigmoid(logits), "softmax": torch.softmax(logits, 0),
+        "sqrt_softplus": F.softplus(logits).sqrt(),
+    }[score]  # fmt: skip
     biased = (scores + bias).tolist()
     size = len(biased) // groups
     strength = [sum(sorted(biased[g * size : (g + 1) * size])[-2:]) for g in range(groups)]
@@ -34,7 +37,7 @@ def chosen_by_hand(
     return ids, scores[ids] / scores[ids].sum()
 
 
-@pytest.mark.parametrize("score", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("score", ["sigmoid", "softmax", "sqrt_softplus"])
 @pytest.mark.parametrize(("groups", "top_groups"), [(1, 1), (4, 2)])
 def test_the_biased_scores_choose_and_the_unbiased_weigh(groups: int, top_groups: int, score: Score) -> None:
     weight, bias, x = torch.randn(EXPERTS, HIDDEN) / 7, torch.randn(EXPERTS), torch.randn(40, HIDDEN)
@@ -73,6 +76,19 @@ def make_experts(shared: bool) -> tuple[Experts, Tensor, Tensor]:
 def feed_forward(gate_up: Tensor, down: Tensor, x: Tensor) -> Tensor:
     gate, up = (gate_up @ x).chunk(2)
     return down @ (F.silu(gate) * up)
+
+
+def test_a_limit_binds_gate_and_up_of_experts_and_of_a_dense_layer_alike() -> None:
+    gate_up, down = 4 * torch.randn(2 * INNER, HIDDEN) / HIDDEN**0.5, torch.randn(HIDDEN, INNER)
+    x = torch.randn(6, HIDDEN)
+    gate, up = (x.double() @ gate_up.double().T).chunk(2, -1)
+    assert (gate > 1.5).any()
+    assert (up < -1.5).any()
+    want = F.silu(gate.clamp(max=1.5)) * up.clamp(-1.5, 1.5)
+    assert torch.allclose(GateUp(gate_up, limit=1.5)(x).double(), want, rtol=1e-4, atol=1e-4)
+    one = Experts(DenseMatrix(gate_up), DenseMatrix(down), experts=1, shared=False, limit=1.5)
+    routing = Routing(torch.zeros(6, 1, dtype=torch.int32), torch.ones(6, 1))
+    assert torch.allclose(one(x, routing).double(), want @ down.double().T, rtol=1e-4, atol=1e-3)
 
 
 def some_routing(rows: int) -> Routing:

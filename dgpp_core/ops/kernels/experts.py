@@ -1,7 +1,8 @@
 """Experts of a layer on a GPU: resident tensors, and the launches of decode and prefill rows.
 
 NVFP4 weights whose shape fits are kept in fragment order and read by the decode and the grouped kernels; everything
-else is kept row-major in bfloat16 (`experts_generic`). Which of the two is decided by format and shape alone.
+else, and whatever has a limit on gate and up, is kept row-major in bfloat16 (`experts_generic`). Which of the two is
+decided by format, shape and limit alone.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class CudaExperts:
         down: ``[entries * H, I]``.
         experts: routed experts; the entries are these and the shared one.
         shared: whether there is a shared expert.
+        limit: of gate and up, as `dgpp_core.ops.activation.swiglu` has it.
         device: where they are kept; the matrices may be elsewhere.
     """
 
@@ -63,25 +65,28 @@ class CudaExperts:
         *,
         experts: int,
         shared: bool = True,
+        limit: float | None = None,
         device: torch.device | str = "cuda",
     ) -> None:
         entries, where = experts + shared, torch.device(device)
-        up, out = (prepare_part(part, gate_up, down, entries, where) for part in PARTS)
-        self._take(up | out, experts, shared)
+        up, out = (prepare_part(part, gate_up, down, entries, where, limit=limit) for part in PARTS)
+        self._take(up | out, experts, shared, limit)
 
     @classmethod
-    def from_prepared(cls, tensors: Mapping[str, Tensor], *, experts: int, shared: bool = True) -> Self:
+    def from_prepared(
+        cls, tensors: Mapping[str, Tensor], *, experts: int, shared: bool = True, limit: float | None = None
+    ) -> Self:
         """The experts whose `prepared` gave ``tensors``."""
         made = cls.__new__(cls)
-        made._take(tensors, experts, shared)
+        made._take(tensors, experts, shared, limit)
         return made
 
     def prepared(self) -> dict[str, Tensor]:
         """The resident tensors by name."""
         return dict(self._tensors)
 
-    def _take(self, tensors: Mapping[str, Tensor], experts: int, shared: bool) -> None:
-        self._tensors, self.experts, self.shared = dict(tensors), experts, shared
+    def _take(self, tensors: Mapping[str, Tensor], experts: int, shared: bool, limit: float | None) -> None:
+        self._tensors, self.experts, self.shared, self.limit = dict(tensors), experts, shared, limit
         self.packed = "down_codes" in tensors
         down = tensors["down_codes" if self.packed else "down_weight"]
         if self.packed:
@@ -169,7 +174,7 @@ class CudaExperts:
 
     def _generic(self, x: Tensor, ids: Tensor, h: Tensor, y: Tensor, tile: int) -> None:
         tables, picks, top_k = order_picks(ids, self.experts, self.shared, tile), ids.numel(), ids.shape[1]
-        experts_generic.run(self._weights("gate_up"), x, h, tables, picks, top_k, True, tile)
+        experts_generic.run(self._weights("gate_up"), x, h, tables, picks, top_k, True, tile, self.limit)
         experts_generic.run(self._weights("down"), h, y, tables, picks, top_k, False, tile)
 
 
@@ -181,15 +186,17 @@ def prepare_part(
     device: torch.device,
     name: str = "experts",
     consume: bool = False,
+    limit: float | None = None,
 ) -> dict[str, Tensor]:
     """The resident tensors of one of the two stacks; their form is decided by both.
 
     Args:
         name: what errors call the layer's experts.
         consume: the stack may be overwritten, so that its resident form can take its place.
+        limit: of gate and up; the packed form has none.
     """
     matrix = gate_up if part == "gate_up" else down
-    if fits_fragments(gate_up, down, entries) and isinstance(matrix, Nvfp4Matrix):
+    if limit is None and fits_fragments(gate_up, down, entries) and isinstance(matrix, Nvfp4Matrix):
         packed = pack_nvfp4(matrix, device, f"{name}.{part}", consume)
         made = {"codes": packed.codes, "scales": packed.scales, "multipliers": packed.multipliers}
     else:

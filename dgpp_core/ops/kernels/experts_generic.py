@@ -38,6 +38,7 @@ def plain_experts(
     K: tl.constexpr,
     TOPK: tl.constexpr,
     GATED: tl.constexpr,
+    LIMIT: tl.constexpr,
     BN: tl.constexpr,
     BO: tl.constexpr,
     BK: tl.constexpr,
@@ -47,6 +48,7 @@ def plain_experts(
     Args:
         wp: ``[entries, N, K]``; multipliers: float32, one a row, applied to the finished product.
         xp: ``[M, K]`` when GATED, otherwise h, a row a pick.
+        LIMIT: of gate and up, 0 for none.
         out: h ``[., N / 2]`` when GATED (gate rows come first in wp), otherwise float32 ``[., N]``.
         order, tiles: as `dgpp_core.ops.kernels.experts_order` makes them; picks: those of routed experts.
     """
@@ -74,6 +76,9 @@ def plain_experts(
         acc = acc * tl.load(multipliers + row, mask=o < WIDTH, other=0.0)[:, None]
         if GATED:
             up = up * tl.load(multipliers + row + WIDTH, mask=o < WIDTH, other=0.0)[:, None]
+            if LIMIT > 0:
+                acc = tl.minimum(acc, LIMIT)
+                up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
             acc = acc / (1.0 + tl.exp(-acc)) * up
         at = out + pick.to(tl.int64)[None, :] * WIDTH + o[:, None]
         tl.store(at, acc.to(out.dtype.element_ty), mask=live[None, :] & (o < WIDTH)[:, None])
@@ -105,17 +110,18 @@ def run(
     top_k: int,
     gated: bool,
     tile: int,
+    limit: float | None = None,
 ) -> None:
     """Fill ``out`` with one product of all picks."""
     weight, multipliers = weights
-    meta = _meta(weight.shape[1], weight.shape[2], top_k, gated, tile)
+    meta = _meta(weight.shape[1], weight.shape[2], top_k, gated, tile, limit)
     grid = (triton.cdiv(out.shape[1], meta["BO"]), tables.tiles.shape[0])
     plain_experts[grid](weight, multipliers, x, out, tables.order, tables.tiles, picks, **meta)
 
 
-def _meta(rows: int, columns: int, top_k: int, gated: bool, tile: int) -> dict[str, Any]:
-    options = {"N": rows, "K": columns, "TOPK": top_k, "GATED": gated, "BN": tile, "BO": 64, "BK": 64}
-    return {**options, "num_warps": 4, "num_stages": 2}
+def _meta(rows: int, columns: int, top_k: int, gated: bool, tile: int, limit: float | None = None) -> dict[str, Any]:
+    options = {"N": rows, "K": columns, "TOPK": top_k, "GATED": gated, "LIMIT": limit or 0.0}
+    return {**options, "BN": tile, "BO": 64, "BK": 64, "num_warps": 4, "num_stages": 2}
 
 
 def compile_cases() -> list[CompileCase]:
@@ -127,4 +133,6 @@ def compile_cases() -> list[CompileCase]:
             args = (bf16, f32, bf16, bf16 if gated else f32, i32, i32, 7)
             name = f"plain experts {rows}x{columns} tiles of {tile}{' gated' if gated else ''}"
             cases.append(CompileCase(name, plain_experts, args, _meta(rows, columns, 2, gated, tile)))
+    args = (bf16, f32, bf16, bf16, i32, i32, 7)
+    cases.append(CompileCase("plain experts with a limit", plain_experts, args, _meta(128, 128, 2, True, 16, 10.0)))
     return cases

@@ -33,6 +33,7 @@ WARPS = 2
 DECODE_COLUMNS, PREFILL_COLUMNS = 8, 32
 """Rows of activations a program: the bits are the same, more share the weight's fragments."""
 DECODE_ROWS = 64
+SCORES: tuple[Score, ...] = ("sigmoid", "softmax", "sqrt_softplus")
 
 
 @gluon.constexpr_function
@@ -120,7 +121,7 @@ class CudaRouter:
         groups: equal runs of experts, of which the ``top_groups`` best are kept; 1 for no limit.
         normalise: divide the chosen scores by their sum.
         scale: factor of the weights.
-        score: ``sigmoid`` or ``softmax``.
+        score: one of `SCORES`.
 
     Raises:
         EngineError: sizes that do not fit each other.
@@ -150,7 +151,7 @@ class CudaRouter:
             )
         self.weight, self.bias = weight.contiguous(), bias.float().contiguous()
         self.top_k, self.groups, self.top_groups = top_k, groups, top_groups
-        self.normalise, self.scale, self.softmax = normalise, scale, score == "softmax"
+        self.normalise, self.scale, self.score = normalise, scale, score
         self.experts, self.width = experts, width
         self.packed = weight.dtype == torch.bfloat16 and width % SLOT == 0
         self.slots, self.parts = part_sizes(width) if self.packed else (1, 1)
@@ -232,7 +233,7 @@ def _choice_meta(router: CudaRouter, parts: int, pdl: int) -> dict[str, Any]:
         "KEPT": router.top_groups,
         "GP": triton.next_power_of_2(router.groups),
         "NORMALISE": router.normalise,
-        "SOFTMAX": router.softmax,
+        "SCORE": SCORES.index(router.score),
         "PDL": pdl,
         "num_warps": 1,
         "launch_pdl": bool(pdl),
@@ -250,11 +251,16 @@ def compile_cases() -> list[CompileCase]:
     ]
     plain = (torch.float32, torch.bfloat16, torch.float32)
     cases.append(CompileCase("router plain 160x5120", plain_logits, plain, _plain_meta(160, 5120, 1)))
-    for experts, groups, kept, parts in ((160, 1, 1, 20), (160, 1, 1, 1), (256, 8, 4, 20)):
+    cases_of_choice: tuple[tuple[int, int, int, int, Score], ...] = (
+        (160, 1, 1, 20, "sigmoid"), (160, 1, 1, 1, "sigmoid"), (256, 8, 4, 20, "sigmoid"),
+        (384, 1, 1, 20, "sqrt_softplus"),
+    )  # fmt: skip
+    for experts, groups, kept, parts, score in cases_of_choice:
         router = CudaRouter(
-            torch.empty(experts, 5120, dtype=torch.bfloat16), torch.empty(experts), 8, groups=groups, top_groups=kept
-        )
+            torch.empty(experts, 5120, dtype=torch.bfloat16), torch.empty(experts), 8, groups=groups, top_groups=kept,
+            score=score,
+        )  # fmt: skip
         args = (torch.float32, torch.float32, torch.float32, torch.int32, 7, 2.5)
-        name = f"choose 8 of {experts} groups {groups} parts {parts}"
+        name = f"choose 8 of {experts} groups {groups} parts {parts} {score}"
         cases.append(CompileCase(name, choose_experts, args, _choice_meta(router, parts, 1)))
     return cases

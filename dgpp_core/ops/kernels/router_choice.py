@@ -36,8 +36,18 @@ def _logit(logits, m, e, live, M, E: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _score(z, most, mass, SOFTMAX: tl.constexpr):
-    return tl.exp(z - most) / mass if SOFTMAX else 1.0 / (1.0 + tl.exp(-z))
+def _score(z, most, mass, SCORE: tl.constexpr):
+    if SCORE == 1:
+        return tl.exp(z - most) / mass
+    if SCORE == 0:
+        return 1.0 / (1.0 + tl.exp(-z))
+    small = tl.exp(-tl.abs(z))
+    total = 1.0 + small
+    kept = (
+        total - 1.0
+    )  # log(1 + small), corrected for what the sum has lost of small (Kahan; Goldberg, 1991, theorem 4)
+    log = tl.where(kept == 0.0, small, tl.log(total) * (small / kept))
+    return tl.sqrt(tl.maximum(z, 0.0) + log)
 
 
 @triton.jit
@@ -85,10 +95,10 @@ def choose_experts(
     KEPT: tl.constexpr,
     GP: tl.constexpr,
     NORMALISE: tl.constexpr,
-    SOFTMAX: tl.constexpr,
+    SCORE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Top experts of row program_id(0): ids ascending, unbiased scores as weights.
+    """Top experts of row program_id(0): ids ascending, unbiased scores as weights; SCORE as in `dgpp_core.ops.router`.
 
     The logit is the sum of PARTS partial ones in order. The largest score + bias win, ties go to the lower id. A NaN
     never wins before a number, and an id is always one of an expert: a poisoned row reads no foreign memory. One warp
@@ -106,10 +116,10 @@ def choose_experts(
     z = _logit(logits, m, e, real, M, E, PARTS)
     most = 0.0
     mass = 1.0
-    if SOFTMAX:
+    if SCORE == 1:
         most = tl.max(tl.where(real, z, float("-inf")), 0)
         mass = tl.sum(tl.where(real, tl.exp(z - most), 0.0), 0)
-    v = _score(z, most, mass, SOFTMAX) + b
+    v = _score(z, most, mass, SCORE) + b
     v = tl.where(v == v, tl.maximum(v, LOWEST), LOWEST)
     if GROUPS > 1:
         v = tl.where(_kept_groups(tl.where(real, v, float("-inf")), e, E, GROUPS, KEPT, GP), v, LOWEST)
@@ -122,7 +132,7 @@ def choose_experts(
         rank = tl.where(e == best, TAKEN, rank)
     slot = tl.sum((picks[None, :] < picks[:, None]).to(tl.int32), 1)
     chosen = j < TOPK
-    weight = _score(_logit(logits, m, picks, chosen, M, E, PARTS), most, mass, SOFTMAX)
+    weight = _score(_logit(logits, m, picks, chosen, M, E, PARTS), most, mass, SCORE)
     if NORMALISE:
         weight = weight / (tl.sum(tl.where(chosen, weight, 0.0), 0) + 1e-20)
     tl.store(weights + m * TOPK + slot, weight * scale, mask=chosen)

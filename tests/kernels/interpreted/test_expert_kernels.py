@@ -24,7 +24,7 @@ def choice(partial: Tensor, bias: Tensor, top_k: int, **options: Any) -> Routing
     parts, rows, experts = partial.shape
     ids = torch.full((rows, top_k), -7, dtype=torch.int32)
     weights = torch.full((rows, top_k), float("nan"))
-    meta = {"GROUPS": 1, "KEPT": 1, "GP": 1, "NORMALISE": True, "SOFTMAX": False} | options
+    meta = {"GROUPS": 1, "KEPT": 1, "GP": 1, "NORMALISE": True, "SCORE": 0} | options
     choose_experts[(rows,)](
         partial, bias, weights, ids, rows, 2.5, E=experts, EP=32, PARTS=parts, TOPK=top_k, KP=8, PDL=0, **meta
     )
@@ -69,8 +69,14 @@ def test_choice_keeps_to_the_best_groups(groups: int, kept: int) -> None:
 
 def test_softmax_scores_unnormalised() -> None:
     logits = torch.randn(4, 24, generator=GENERATOR)
-    found = choice(logits.unsqueeze(0), torch.zeros(24), 3, SOFTMAX=True, NORMALISE=False)
+    found = choice(logits.unsqueeze(0), torch.zeros(24), 3, SCORE=1, NORMALISE=False)
     assert same(found, reference(logits, torch.zeros(24), 3, score="softmax", normalise=False))
+
+
+def test_roots_of_softplus_as_scores() -> None:
+    logits = torch.linspace(-14, 30, 96).view(4, 24)[:, torch.randperm(24, generator=GENERATOR)].contiguous()
+    found = choice(logits.unsqueeze(0), torch.zeros(24), 5, SCORE=2)
+    assert same(found, reference(logits, torch.zeros(24), 5, score="sqrt_softplus"))
 
 
 def test_a_poisoned_row_still_names_experts() -> None:
@@ -126,8 +132,8 @@ def test_picks_are_listed_by_expert_and_row(rows: int, shared: bool) -> None:
     assert served == listed
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_generic_experts(shared: bool) -> None:
+@pytest.mark.parametrize(("shared", "limit"), [(True, None), (False, None), (False, 0.4)])
+def test_generic_experts(shared: bool, limit: float | None) -> None:
     experts, hidden, inner, rows, top_k = 5, 40, 24, 6, 2
     entries = experts + shared
     gate_up = torch.randn(entries * 2 * inner, hidden, generator=GENERATOR) / 6
@@ -137,12 +143,13 @@ def test_generic_experts(shared: bool) -> None:
     order, made = tables(ids, experts, shared, 16)
     total, picks = rows * top_k + rows * shared, rows * top_k
     h, y = torch.full((total, inner), float("nan")), torch.full((total, hidden), float("nan"))
-    sizes = {"TOPK": top_k, "BN": 16, "BO": 32, "BK": 32}
+    sizes = {"TOPK": top_k, "LIMIT": limit or 0.0, "BN": 16, "BO": 32, "BK": 32}
     plain_experts[(1, len(made))](gate_up, factor, x, h, order, made, picks, N=2 * inner, K=hidden, GATED=True, **sizes)
     ones = torch.ones(entries * hidden)
     plain_experts[(2, len(made))](down, ones, h, y, order, made, picks, N=hidden, K=inner, GATED=False, **sizes)
     wide = DenseMatrix(gate_up * factor[:, None])
-    expected = Experts(wide, DenseMatrix(down), experts=experts, shared=shared)(x, Routing(ids, torch.ones(0)))
+    layer = Experts(wide, DenseMatrix(down), experts=experts, shared=shared, limit=limit)
+    expected = layer(x, Routing(ids, torch.ones(0)))
     assert torch.allclose(y, expected, atol=2e-5)
 
 
