@@ -46,6 +46,27 @@ def unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(fold(x.square(), -1).unsqueeze(-1) + LENGTH_EPS)
 
 
+def short_convolution(batch: StepBatch, rows: Tensor, ring: Tensor, weight: Tensor) -> Tensor:
+    """SiLU of each channel's causal convolution.
+
+    Args:
+        rows: ``[R, channels]``.
+        ring: one layer's ``rows`` of earlier steps, ``[slots, 1, ring, channels]``, of a window of at least K - 1.
+        weight: float32 ``[channels, K]``.
+
+    Returns:
+        float32 ``[R, channels]``.
+    """
+    runs = with_history(batch, rows.unsqueeze(1), ring, weight.shape[1] - 1)
+    return silu(torch.cat([causal_convolution(run.squeeze(2).float(), weight).flatten(0, 1) for run in runs]))
+
+
+def normed_heads(out: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of each head's ``[R, heads, width]``, float32 ``[R, heads * width]``."""
+    mean = fold(out.square(), -1).unsqueeze(-1) / out.shape[-1]
+    return (out * torch.rsqrt(mean + eps) * weight).flatten(1)
+
+
 class GatedDeltaNet:
     """Everything between the products of a gated delta layer, for one rank's heads.
 
@@ -109,16 +130,13 @@ class GatedDeltaNet:
         decay = torch.exp(-self.speed * softplus(a.float() + self.dt_bias)).unsqueeze(-1)
         rate = sigmoid(b.float()).unsqueeze(-1)
         out = scan(batch, states, (q, k, v, decay, rate), delta_step)
-        mean = fold(out.square(), -1).unsqueeze(-1) / self.value_width
-        normed = out * torch.rsqrt(mean + self.eps) * self.norm
-        return (normed.flatten(1) * self.gate(z.float())).to(dtype)
+        return (normed_heads(out, self.norm, self.eps) * self.gate(z.float())).to(dtype)
 
     def _convolved(self, batch: StepBatch, qkv: Tensor, ring: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys ``[R, value_heads, key_width]`` and values ``[R, value_heads, value_width]``."""
-        runs = with_history(batch, qkv.unsqueeze(1), ring, self.conv.shape[1] - 1)
-        mixed = torch.cat([causal_convolution(run.squeeze(2).float(), self.conv).flatten(0, 1) for run in runs])
         keys, values = self.key_heads * self.key_width, self.value_heads * self.value_width
-        q, k, v = torch.split(silu(mixed), [keys, keys, values], dim=1)
+        mixed = short_convolution(batch, qkv, ring, self.conv)
+        q, k, v = torch.split(mixed, [keys, keys, values], dim=1)
         share = self.value_heads // self.key_heads
         q = unit(q.reshape(len(q), self.key_heads, -1)) * self.key_width**-0.5
         k = unit(k.reshape(len(k), self.key_heads, -1))
