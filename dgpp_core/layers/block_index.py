@@ -25,11 +25,63 @@ def unit_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return wide * torch.rsqrt(mean + eps) * weight.float()
 
 
+def block_keys(pool: Tensor, ratio: int, width: int) -> Tensor:
+    """A layer's pooled keys ``[blocks, index blocks of a block, width]``, a view of its pool.
+
+    Args:
+        pool: ``[blocks, 1, block_tokens, width / ratio]``: a token's row is its share of the pooled key of its block.
+
+    Raises:
+        ConfigError: paged blocks that are no whole number of index blocks.
+    """
+    if pool.shape[2] % ratio:
+        raise ConfigError(
+            "a paged block would cut a block of index keys",
+            where="block_tokens",
+            found=str(pool.shape[2]),
+            expected=f"a multiple of {ratio}",
+        )
+    return pool.view(len(pool), pool.shape[2] // ratio, width)
+
+
+def write_blocks(made: Tensor, index: PagedIndex, keys: Tensor, ratio: int) -> None:
+    """Keep ``made`` ``[R, width]``, pooled up to each row; those of rows that end no block go to block 0: no request's.
+
+    Args:
+        keys: of `block_keys`.
+    """
+    ends = (index.batch.positions + 1) % ratio == 0
+    places = torch.div(index.offset, ratio, rounding_mode="floor")
+    keys[torch.where(ends, index.block, 0), places] = made.to(keys.dtype)
+
+
+def choose_blocks(q: Tensor, gates: Tensor, keys: Tensor, index: PagedIndex, ratio: int, top_blocks: int) -> Selection:
+    """The tokens of each row's best complete blocks, and those of its open one.
+
+    Larger scores go first, equal ones by the lower block.
+
+    Args:
+        q: float32 ``[R, heads, width]``.
+        gates: float32 ``[R, heads]``, of the heads' scores.
+        keys: of `block_keys`.
+    """
+
+    def choice(rows: slice, blocks: Tensor, visible: Tensor) -> Tensor:
+        batch, tiles, n, span = visible.shape
+        if tiles * span <= top_blocks * ratio:
+            return visible
+        complete, queries = visible[..., ratio - 1 :: ratio], q[rows].view(batch, n, *q.shape[1:])
+        scores = index_scores(queries, gates[rows].view(batch, n, -1), keys[blocks])
+        chosen = top_keys(scores, complete, top_blocks) | ~complete
+        return chosen.repeat_interleave(ratio, -1) & visible
+
+    return tuple(choice(*group) for group in index.groups)
+
+
 class BlockIndexer:
     """Scores a block as ``sum over h of relu(q_h . c) / sqrt(width)`` with ``c`` its pooled key, and keeps the best.
 
-    A pooled key is the mean of the block's raw keys, rounded, normed, and turned to the block's first position. Larger
-    scores go first, equal ones by the lower block.
+    A pooled key is the mean of the block's raw keys, rounded, normed, and turned to the block's first position.
 
     Args:
         heads, width: of the index queries; a key is one head.
@@ -62,27 +114,16 @@ class BlockIndexer:
         Args:
             q: ``[R, heads * width]``.
             k: ``[R, width]``, raw.
-            pool: one layer's pooled keys, ``[blocks, 1, block_tokens, width / ratio]``: a token's row is its share of
-                the pooled key of its block.
+            pool: one layer's pooled keys, as in `block_keys`, which may raise.
             ring: one layer's raw keys, ``[slots, 1, ring, width]``, of a window of at least ``ratio - 1``.
             dtype: that queries are rounded to.
-
-        Raises:
-            ConfigError: paged blocks that are no whole number of index blocks.
         """
-        if pool.shape[2] % self.ratio:
-            raise ConfigError(
-                "a paged block would cut a block of index keys",
-                where="block_tokens",
-                found=str(pool.shape[2]),
-                expected=f"a multiple of {self.ratio}",
-            )
-        keys = pool.view(len(pool), pool.shape[2] // self.ratio, self.width)
+        keys = block_keys(pool, self.ratio, self.width)
         self._write(k, index, keys, ring)
         angles = self.rope.at(index.batch.positions)
         queries = rotate(unit_norm(q.view(len(q), self.heads, self.width), self.q_norm, self.eps), *angles)
-        queries = queries.to(dtype).float()
-        return tuple(self._choice(queries[rows], keys, blocks, visible) for rows, blocks, visible in index.groups)
+        gates = torch.full_like(queries[..., 0], self.width**-0.5)
+        return choose_blocks(queries.to(dtype).float(), gates, keys, index, self.ratio, self.top_blocks)
 
     def _write(self, k: Tensor, index: PagedIndex, keys: Tensor, ring: Tensor) -> None:
         """Pool the keys up to each row; those of rows that end no block go to block 0, which no request has."""
@@ -96,16 +137,4 @@ class BlockIndexer:
         mean = torch.cat(pooled).to(ring.dtype)
         first = (batch.positions - self.ratio + 1).clamp(min=0)
         made = rotate(unit_norm(mean, self.k_norm, self.eps).unsqueeze(1), *self.rope.at(first)).squeeze(1)
-        ends = (batch.positions + 1) % self.ratio == 0
-        places = torch.div(index.offset, self.ratio, rounding_mode="floor")
-        keys[torch.where(ends, index.block, 0), places] = made.to(keys.dtype)
-
-    def _choice(self, q: Tensor, keys: Tensor, blocks: Tensor, visible: Tensor) -> Tensor:
-        """The chosen of the ``visible`` ``[B, tiles, n, T]``."""
-        batch, tiles, n, span = visible.shape
-        if tiles * span <= self.top_blocks * self.ratio:
-            return visible
-        complete, queries = visible[..., self.ratio - 1 :: self.ratio], q.view(batch, n, self.heads, self.width)
-        scores = index_scores(queries, torch.ones_like(queries[..., 0]), keys[blocks]) / self.width**0.5
-        chosen = top_keys(scores, complete, self.top_blocks) | ~complete
-        return chosen.repeat_interleave(self.ratio, -1) & visible
+        write_blocks(made, index, keys, self.ratio)
