@@ -16,12 +16,16 @@ from dgpp_core.text.grammar.sources import SPACE, TEXT_OPTIONS, GrammarError, in
 from dgpp_core.text.grammar.sources import lark as client_lark
 from dgpp_core.text.grammar.texts import TextError, text_term
 from dgpp_core.text.tools.dialect import ToolDialect
+from dgpp_core.text.tools.kinds import arguments_schema
 from dgpp_core.text.tools.rules import CallRules, Key, Tool
 
 MOST_KEYS = 64
 """Arguments that may come in any order: there is a bit for each. More of them come in the order of the schema."""
 
 _ROOTS = ("$defs", "definitions")
+_ARGUMENTS = ANNOTATIONS | {*_ROOTS, "type", "properties", "required", "additionalProperties"}
+"""What is enforced of the arguments as a whole, or constrains nothing."""
+
 _WRITABLE = re.compile(r"[^\s<>\"'][^\n\r<>\"']*(?<!\s)|[^\s<>\"']")
 
 
@@ -113,7 +117,7 @@ class CallGrammar:
         return Term.json(inline_json({})) if key.form == "json" else Term.text()
 
     def _typed(self, tool: Tool, key: Key) -> Term:
-        if key.choices is not None and key.form == "text":
+        if key.choices is not None and key.form == "text" and not tool.strict:
             return text_term({"enum": list(key.choices)})
         if key.form == "json":
             return Term.json(inline_json(check_schema(_rooted(key.schema, tool.parameters))))
@@ -121,7 +125,7 @@ class CallGrammar:
             return Term.text()
         if key.form == "text":
             return text_term(key.schema)
-        kept = sorted(set(key.schema or {}) - ANNOTATIONS - {"type"})
+        kept = sorted(set(key.schema) - ANNOTATIONS - {"type"}) if isinstance(key.schema, dict) else []
         if kept:
             raise TextError(f"a union with strings is only supported without {', '.join(kept)}")
         return Term.text()
@@ -139,6 +143,8 @@ class CallGrammar:
         return Term.nested(f"@{name}")
 
     def _writable(self, tool: Tool, key: Key) -> bool:
+        if tool.strict and key.schema is False:  # no value conforms; that none is required is checked before
+            return False
         if _WRITABLE.fullmatch(key.name):
             return True
         if tool.strict:
@@ -189,12 +195,22 @@ def reply_source(
 
 
 def _check_parameters(tool: Tool) -> None:
+    """A strict tool's schema can be enforced, and says nothing of its arguments as a whole but which there are."""
     if tool.parameters is None:
         return
     try:
         check_schema(tool.parameters)
     except SchemaError as error:
         raise ToolError(tool, error.path, error.why) from None
+    schema = arguments_schema(tool.parameters)
+    if (keyword := next((name for name in schema if name not in _ARGUMENTS), None)) is not None:
+        raise ToolError(tool, keyword, "is not supported of the arguments as a whole")
+    kinds = schema.get("type", "object")
+    if "object" not in ([kinds] if isinstance(kinds, str) else kinds):
+        raise ToolError(tool, "type", "arguments are an object")
+    declared = {key.name for key in tool.keys if key.schema is not False}
+    if (missing := next((name for name in schema.get("required", ()) if name not in declared), None)) is not None:
+        raise ToolError(tool, "required", f"no argument {missing!r} is declared")
 
 
 def _rooted(schema: Any, parameters: Any) -> Any:

@@ -26,9 +26,11 @@ def text_term(schema: Any) -> Term:
     if not isinstance(schema, dict):
         return Term.text()
     found: list[str] = []
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if choices is not None:
+    listed = [schema["enum"]] if "enum" in schema else []
+    for choices in [*listed, [schema["const"]]] if "const" in schema else listed:
         strings = [choice for choice in choices if isinstance(choice, str)]
+        if not strings:
+            raise TextError("no string conforms to it")
         found.append(slashed("|".join(f"(?:{re.escape(choice)})" for choice in strings)))
     for name, value in schema.items():
         if name == "pattern":
@@ -40,7 +42,8 @@ def text_term(schema: Any) -> Term:
         elif name not in ANNOTATIONS | {"type", "enum", "const", "minLength", "maxLength"}:
             raise TextError(f"`{name}` is not supported of a string")
     if "minLength" in schema or "maxLength" in schema:
-        found.append(f"/(?s:.{{{int(schema.get('minLength', 0))},{schema.get('maxLength', '')}}})/")
+        most = int(schema["maxLength"]) if "maxLength" in schema else ""
+        found.append(f"/(?s:.{{{int(schema.get('minLength', 0))},{most}}})/")
     return Term.matching(" & ".join(found)) if found else Term.text()
 
 

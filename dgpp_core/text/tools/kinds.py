@@ -10,7 +10,8 @@ TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", 
 _INTEGER = re.compile(r"-?[0-9]+")
 _IMPLIED = {"object": ("properties", "required", "additionalProperties"), "array": ("items", "minItems", "maxItems")}
 """Keywords that make a schema without ``type`` one of objects, or of arrays."""
-
+_BESIDE = {"$ref", "$defs", "definitions", "$schema", "$id", "$comment", "title", "description"}
+"""What may stand beside a reference and changes nothing of what it says."""
 
 Known = dict[str, frozenset[str] | None]
 """The types behind references that were followed before, so that none is followed twice."""
@@ -36,6 +37,20 @@ def types_of(schema: Any, root: Any, known: Known) -> frozenset[str] | None:
         found += [types_of(part, root, known) for part in parts]
     said = [types for types in found if types is not None]
     return (frozenset.intersection(*said) or None) if said else None
+
+
+def arguments_schema(parameters: Any) -> Mapping[str, Any]:
+    """The schema that names a tool's arguments: ``parameters``, or what a reference alone at its root leads to.
+
+    Generators of schemas write such a reference for a type that contains itself. What is no object has no arguments.
+    """
+    found, seen = parameters, set[str]()
+    while isinstance(found, Mapping) and isinstance(reference := found.get("$ref"), str) and reference not in seen:
+        if set(found) - _BESIDE:
+            break
+        seen.add(reference)
+        found = _resolve(reference, parameters)
+    return found if isinstance(found, Mapping) else {}
 
 
 def type_of(value: str) -> str:

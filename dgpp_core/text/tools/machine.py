@@ -6,12 +6,14 @@ which a model only spells out is never taken for one.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from dgpp_core.text.tools.writer import CallWriter, Malformed
 
 SPACE = " \t\r\n"
+_QUOTE = re.compile(r'\\.?|"', re.DOTALL)
 LONGEST_NAME = 512
 """Characters of a name or key: more is no call, and is shown without waiting for its end."""
 
@@ -40,6 +42,7 @@ class Machine(ABC):
     def __init__(self, writer: CallWriter) -> None:
         self._writer = writer
         self._step: Callable[[], bool] = self._begin
+        self._strings = _Strings()
         self.rest = ""
         self.done = False
 
@@ -82,23 +85,53 @@ class Machine(ABC):
     def _pass_value(self, end: str, *, newline: bool) -> bool:
         """Pass on what belongs to a value, which ends before ``end``; whether that has come.
 
+        Inside a string of what is sure to be JSON, ``end`` is text.
+
         Args:
             newline: one newline before ``end`` is not the value's.
         """
         text, found, after = self.rest.partition(end)
+        while found and self._writer.in_json and self._strings.inside_after(text):
+            self._pass(text + end)
+            text, found, after = after.partition(end)
         if found:
             text = text.removesuffix("\n") if newline else text
         else:
             kept = _overlap(text, end)
             kept += newline and text[: len(text) - kept].endswith("\n")
             text, after = text[: len(text) - kept], text[len(text) - kept :]
-        if not is_plain(text):
-            raise Malformed
+            self._strings.take(text)
+        self._pass(text)
         self.rest = after
-        self._writer.value(text)
         if found:
             self._writer.end_value()
+            self._strings = _Strings()
         return bool(found)
+
+    def _pass(self, text: str) -> None:
+        if not is_plain(text):
+            raise Malformed
+        self._writer.value(text)
+
+
+class _Strings:
+    """Follows a JSON text: whether what comes next is inside a string."""
+
+    def __init__(self) -> None:
+        self._inside = self._escaped = False
+
+    def inside_after(self, text: str) -> bool:
+        """Whether the text is inside a string after ``text``."""
+        self.take(text)
+        return self._inside
+
+    def take(self, text: str) -> None:
+        """Go on by ``text``."""
+        start = int(self._escaped and bool(text))
+        self._escaped = self._escaped and not text
+        for found in _QUOTE.finditer(text, start):
+            self._inside ^= found[0] == '"'
+            self._escaped = found[0] == "\\"
 
 
 def _overlap(text: str, end: str) -> int:

@@ -22,7 +22,8 @@ class CallParser:
     Args:
         incremental: give a call out from its name on, instead of when its block is complete. That is right where the
             ids are constrained to well-formed blocks, because what was given out cannot be taken back: a call that the
-            reply's end cuts off then keeps the arguments it has so far, as text that is no complete JSON.
+            reply's end cuts off then keeps the arguments it has so far, as text that is no complete JSON. An argument
+            that is not declared counts once, when it first comes.
 
     Attributes:
         dialect: how calls are written.
@@ -32,7 +33,7 @@ class CallParser:
     def __init__(self, dialect: ToolDialect, rules: CallRules, *, incremental: bool = False) -> None:
         self.dialect = dialect
         self._incremental = incremental
-        self._writer = CallWriter(rules)
+        self._writer = CallWriter(rules, held=incremental)
         self._machine: Machine | None = None
         self._block: list[str] = []
         self._open = False

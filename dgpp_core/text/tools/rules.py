@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dgpp_core.text.tools.kinds import Known, choices_of, types_of
+from dgpp_core.text.tools.kinds import Known, arguments_schema, choices_of, types_of
 
 INPUT = "input"
 """The argument that the text of a custom tool is written as."""
@@ -102,7 +102,7 @@ class CallRules(msgspec.Struct, frozen=True, kw_only=True):
 
 def tool_of(name: str, parameters: Any, *, strict: bool = False, namespace: str = "") -> Tool:
     """The rules of a function from the JSON schema of its arguments, which may be None."""
-    schema: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
+    schema = arguments_schema(parameters)
     properties = schema.get("properties")
     declared: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
     listed = schema.get("required")
@@ -114,15 +114,15 @@ def tool_of(name: str, parameters: Any, *, strict: bool = False, namespace: str 
         keys=tuple(
             Key(
                 name=key,
-                types=types_of(part, schema, known),
+                types=types_of(part, parameters, known),
                 choices=choices_of(part),
                 schema=part,
                 required=key in required,
             )
             for key, part in declared.items()
         ),
-        other=Key(name="", types=types_of(further, schema, known), schema=further),
-        open=further is True or not declared,
+        other=Key(name="", types=types_of(further, parameters, known), schema=further),
+        open=further is True or (not declared and further is not False),
         strict=strict,
         namespace=namespace,
         parameters=parameters,

@@ -21,13 +21,17 @@ class CallWriter:
 
     Raw text is escaped and passed on as it comes; the other values are held until they are complete, because only then
     it is known whether the text is JSON.
+
+    Args:
+        held: the reply is held to a grammar of ``rules``. That cannot count names which are free: an argument that is
+            not declared and has come before is passed over then, instead of taking the block for none.
     """
 
-    def __init__(self, rules: CallRules) -> None:
-        self._rules = rules
+    def __init__(self, rules: CallRules, *, held: bool = False) -> None:
+        self._rules, self._held_to = rules, held
         self._tool = Tool(name="")
         self._key = Key(name="")
-        self._raw = self._json = False
+        self._raw = self._json = self._passed = False
         self._seen: set[str] = set()
         self._held: list[str] = []
         self._events: list[CallEvent] = []
@@ -53,19 +57,30 @@ class CallWriter:
         Raises:
             Malformed: the call has that argument already, or it is no argument of a custom tool.
         """
-        if name in self._seen or (self._tool.custom and name != INPUT):
+        repeated = name in self._seen
+        self._passed = repeated and self._held_to and all(key.name != name for key in self._tool.keys)
+        self._key = self._tool.key(name)
+        if self._passed:
+            return
+        if repeated or (self._tool.custom and name != INPUT):
             raise Malformed
         self._frame((", " if self._seen else "{") + string(name) + ": ")
         self._seen.add(name)
-        self._key = self._tool.key(name)
         self._raw = self._key.form == "text" if marked is None else marked
         self._json = marked is False
         self._held = []
         if self._raw:
             self._frame('"')
 
+    @property
+    def in_json(self) -> bool:
+        """Whether the value that comes is sure to be one JSON text."""
+        return self._held_to and self._key.form == "json"
+
     def value(self, text: str) -> None:
         """A piece of the value."""
+        if self._passed:
+            return
         if self._raw:
             self._pieces.append(text if self._tool.custom else escape(text))
         elif text:
@@ -73,6 +88,8 @@ class CallWriter:
 
     def end_value(self) -> None:
         """The value is complete."""
+        if self._passed:
+            return
         if self._raw:
             self._frame('"')
             return
