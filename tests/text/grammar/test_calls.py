@@ -12,10 +12,11 @@ import jsonschema
 import msgspec
 import pytest
 
-from dgpp_core.testing.grammars import write
+from dgpp_core.testing.grammars import random_schema, validate, write
 from dgpp_core.text.decode import Utf8Decoder
 from dgpp_core.text.grammar.calls import ToolError, reply_source
 from dgpp_core.text.grammar.matcher import Matcher
+from dgpp_core.text.grammar.sources import GrammarError
 from dgpp_core.text.grammar.spec import Grammar
 from dgpp_core.text.grammar.vocabulary import Vocabulary
 from dgpp_core.text.tools.detect import DIALECTS
@@ -82,7 +83,7 @@ def writings(
 
 
 def read(dialect: ToolDialect, rules: CallRules, written: Sequence[int]) -> tuple[str, list[tuple[str, Any]]]:
-    parser, decoder = CallParser(dialect, rules), Utf8Decoder()
+    parser, decoder = CallParser(dialect, rules, incremental=True), Utf8Decoder()
     events: list[Event] = []
     for token in written:
         marker = PIECES[token].decode("utf-8", "replace")
@@ -114,6 +115,45 @@ def test_required_calls_of_strict_tools_conform(tokens: Vocabulary, name: str) -
             seen.add(called)
             jsonschema.validate(arguments, schemas[called], format_checker=jsonschema.FormatChecker(["date"]))
     assert "weather" in seen
+
+
+def random_arguments(rng: random.Random) -> dict[str, Any]:
+    """A schema of arguments, often with keywords beside those of the arguments themselves."""
+    names = rng.sample(["a", "b", "name", "x-y"], rng.randrange(4))
+    schema: dict[str, Any] = {"properties": {name: random_schema(rng, 1) for name in names}} if names else {}
+    if names and rng.random() < 0.5:
+        more = rng.choice([("const", "x"), ("minLength", 1), ("maxLength", 1), ("pattern", "^x"), ("title", "t")])
+        schema["properties"][names[0]] = dict([("type", "string"), ("enum", ["x", "yy", ""]), more])
+    if rng.random() < 0.2:
+        schema["properties"] = schema.get("properties", {}) | {"free": True, "never": False}
+    schema["required"] = [name for name in (*names, "more") if rng.random() < (0.1 if name == "more" else 0.5)]
+    schema |= rng.choice([{}, {"type": "object"}, {"additionalProperties": False}, {"additionalProperties": True}])
+    schema |= rng.choice([{}, {}, {"minProperties": 1}, {"anyOf": [{"required": names}]}, {"const": {}}])
+    return {"$ref": "#/$defs/it", "$defs": {"it": schema}} if rng.random() < 0.2 else schema
+
+
+@pytest.mark.parametrize("name", WAY)
+def test_a_strict_tool_is_refused_or_all_of_its_calls_conform(tokens: Vocabulary, name: str) -> None:
+    """vllm#53745: what a strict tool forbids must be impossible, wherever its schema says so."""
+    taken = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        schema = random_arguments(rng)
+        rules = CallRules(tools=(tool_of("t", schema, strict=True),), required=True, parallel=False)
+        try:
+            source = reply_source(rules, dialect_of(name), IDS.get).source
+            parser = tokens.parser(source)
+        except (ToolError, GrammarError):
+            continue
+        for _ in range(4):
+            matcher = Matcher(Grammar(source=source, ends=(END,)), tokens, parser)
+            written = write(matcher, tokens, [END], rng, patience=40, first=[closer.encode() for closer in CLOSERS])
+            if written is not None:
+                text, ((_, arguments),) = read(dialect_of(name), rules, written)
+                assert not text.strip()
+                validate(schema, json.dumps(arguments).encode())
+                taken += 1
+    assert taken > 100
 
 
 @pytest.mark.parametrize("name", WAY)
@@ -196,6 +236,13 @@ PROMISES = [
     (broken({"type": "object", "properties": {"b": {"$ref": "#/properties/c"}}}, c={"type": "null"}), "properties.a"),
     (broken({"$ref": "#/$defs/x"}), "properties.a.$ref"),
     (tool_of("t", {"type": "object", "properties": {"a\nb": {}}}, strict=True), "properties.a\nb"),
+    (broken({"type": "string", "enum": [1, 2]}), "properties.a"),
+    (tool_of("t", {"type": "array"}, strict=True), "type"),
+    (tool_of("t", {"type": "object", "minProperties": 1}, strict=True), "minProperties"),
+    (tool_of("t", {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, strict=True), "anyOf"),
+    (tool_of("t", {"patternProperties": {"^x": {"type": "integer"}}}, strict=True), "patternProperties"),
+    (tool_of("t", {"properties": {"a": {}}, "required": ["b"]}, strict=True), "required"),
+    (tool_of("t", {"properties": {"a": False}, "required": ["a"]}, strict=True), "required"),
     (custom_tool("t", InputGrammar(syntax="lark", definition="start: <|x|>")), ""),
 ]
 

@@ -24,7 +24,11 @@ FEW = CallRules(tools=tuple(tool_of(name, {"properties": TOOL}) for name in ("f"
 
 def stream(name: str, steps: Any, *, incremental: bool = False) -> tuple[str, list[list[str]]]:
     """Content and calls of a reply that comes in ``steps``, each one piece or the number of a marker."""
-    parser = CallParser(dialect(name), FEW, incremental=incremental)
+    return play_pieces(CallParser(dialect(name), FEW, incremental=incremental), steps)
+
+
+def play_pieces(parser: CallParser, steps: Any) -> tuple[str, list[list[str]]]:
+    """The same of any parser."""
     events = [event for step in steps for event in (parser.mark(step) if isinstance(step, int) else parser.push(step))]
     content, calls = "", []
     for event in [*events, *parser.finish()]:
@@ -172,3 +176,28 @@ def test_a_long_argument_takes_linear_time() -> None:
             longest = max(longest, len(machine.rest) if machine else 0)
         assert parser.calls == 1
         assert longest < 600
+
+
+@pytest.mark.parametrize("name", ["qwen", "compact"])
+def test_json_of_a_reply_held_to_a_grammar_may_have_the_end_of_a_value_in_a_string(name: str) -> None:
+    """The grammar takes every JSON text, and so a value ends where its JSON does: not at a tag inside of a string."""
+    made = [
+        Call("f", {"l": ["</parameter>", 'a"\\', {"b": "\\\n</parameter>\n</function>"}, *["</parameter>"] * 2000]})
+    ]
+    expected = [["f", json.dumps(made[0].arguments)]]
+    for cut in cuts(name, made, random.Random(5)):
+        assert stream(name, cut, incremental=True) == ("", expected)
+    assert stream(name, pieces_of(dialect(name).render(made), dialect(name)))[1] == []
+
+
+@every_dialect
+def test_a_free_argument_that_comes_twice_counts_once_where_a_grammar_cannot_forbid_it(name: str) -> None:
+    """A grammar has no memory for free names: the call was cut off at the second one, its arguments no JSON."""
+    free = CallRules(tools=(tool_of("f", {"properties": {"n": {"type": "integer"}}, "additionalProperties": True}),))
+    twice = dialect(name).render([Call("f", {"n": 1, "s": "x", "t": 2, "Zz": "y"})]).replace("Zz", "s")
+    once = ("", [["f", '{"n": 1, "s": "x", "t": 2}']])
+    for incremental in (True, False):
+        parser = CallParser(dialect(name), free, incremental=incremental)
+        content, calls = play_pieces(parser, pieces_of(twice, dialect(name)))
+        assert ((content, calls) == once) == incremental
+        assert incremental or (content, calls) == (twice, [])
