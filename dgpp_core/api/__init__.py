@@ -12,9 +12,10 @@ from dgpp_core.api.errors import (
     TokenizerError,
 )
 from dgpp_core.api.hooks import API_VERSION, ENTRY_POINT_GROUP, Hooks, hookimpl, hookspec
-from dgpp_core.api.model import Bus, Drafter, Model, Shard, State, StepBatch, Weights
+from dgpp_core.api.model import Bus, Drafter, Model, Seeing, SeenRows, Shard, State, StepBatch, Weights
 from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PackagedCheckpoint, PlanTerm
 from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, StateGroup, WindowGroup, for_device
+from dgpp_core.api.vision import Canvas, Vision, processor_count, require_processor
 
 __all__ = [
     "API_VERSION",
@@ -23,6 +24,7 @@ __all__ = [
     "Binding",
     "BindingTable",
     "Bus",
+    "Canvas",
     "CheckpointError",
     "ConfigError",
     "DgppError",
@@ -42,15 +44,20 @@ __all__ = [
     "Recoded",
     "RecurrentGroup",
     "RequestError",
+    "Seeing",
+    "SeenRows",
     "Shard",
     "Stack",
     "State",
     "StateGroup",
     "StepBatch",
     "TokenizerError",
+    "Vision",
     "Weights",
     "WindowGroup",
     "for_device",
     "hookimpl",
     "hookspec",
+    "processor_count",
+    "require_processor",
 ]  # fmt: skip

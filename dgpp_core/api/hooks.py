@@ -16,6 +16,7 @@ from dgpp_core.api.bindings import BindingTable
 from dgpp_core.api.model import Drafter, Model, Shard
 from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PlanTerm
 from dgpp_core.api.state import StateGroup
+from dgpp_core.api.vision import Vision
 
 if TYPE_CHECKING:
     import click
@@ -72,6 +73,15 @@ class Hooks(Protocol):
     @hookspec(firstresult=True)
     def dgpp_dialect(self, spec: ModelSpec) -> Dialect:
         """Chat template and markers."""
+        ...
+
+    @hookspec(firstresult=True)
+    def dgpp_vision(self, spec: ModelSpec, config: ModelConfig, processor: Mapping[str, Any]) -> Vision | None:
+        """How the model takes images, if it does.
+
+        ``processor``: what the checkpoint's ``preprocessor_config.json`` says, empty where there is none. A model with
+        one must have the method ``see`` of `dgpp_core.api.Seeing`.
+        """
         ...
 
     @hookspec

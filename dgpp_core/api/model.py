@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -12,6 +12,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dgpp_core.formats.matrix import Matrix
+
+
+class SeenRows(msgspec.Struct, frozen=True, eq=False):
+    """Rows of a step that are an image's: what `Seeing.see` made of it, in place of a token's embedding.
+
+    Attributes:
+        rows: int64 ``[K]``, ascending.
+        values: ``[K, width]``.
+    """
+
+    rows: Tensor
+    values: Tensor
 
 
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -30,6 +42,9 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         keep_rows: True in a verify step: recurrent state is written after every row r to candidate r. Otherwise only
             the state after the segment's last row, to candidate 0.
         max_length: a host-side bound on ``positions + 1``.
+        seen: the rows of images, if there are any; in prefill alone.
+        places: int32 ``[slots + 1, 3, positions]``, where rotary embeddings see each position of a slot: time, row and
+            column. Only for models whose `Vision.positions` are ``grid``; None stands for the positions themselves.
     """
 
     tokens: Tensor
@@ -41,6 +56,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     candidates: Tensor
     keep_rows: bool
     max_length: int
+    seen: SeenRows | None = None
+    places: Tensor | None = None
 
     @property
     def uniform(self) -> int | None:
@@ -159,6 +176,21 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Output head: ``[N, hidden_size]`` to float32 ``[N, vocab_size]``."""
+        ...
+
+
+@runtime_checkable
+class Seeing(Protocol):
+    """What a model has besides `Model` where its plugin has the hook ``dgpp_vision``."""
+
+    def see(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+        """An image of ``rows`` by ``columns`` squares as rows for the model, ``[rows * columns, width]``, in its dtype.
+
+        A row depends on its image alone: one is encoded at a time.
+
+        Args:
+            patches: float32, as `dgpp_core.images.patches.patches` cuts them, on the model's device.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ from dgpp_core.api.errors import ConfigError, DgppError
 from dgpp_core.api.model import Drafter, Model, Shard
 from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PlanTerm
 from dgpp_core.api.state import StateGroup
+from dgpp_core.api.vision import Vision
 from dgpp_core.host.problems import Plugin, Problem, raised_at, source_of
 from dgpp_core.host.shares import require_shares
 
@@ -218,6 +219,15 @@ class LoadedModel:
         if not self.hooks.has("dgpp_dialect"):
             return Dialect()
         return self.hooks.struct(self.hooks.call("dgpp_dialect", spec=self.spec), Dialect, "dgpp_dialect")
+
+    def vision(self, config: ModelConfig, processor: Mapping[str, Any]) -> Vision | None:
+        """How the model takes images; None where it takes none. ``processor`` is a preprocessor_config.json."""
+        if not self.hooks.has("dgpp_vision"):
+            return None
+        found = self.hooks.call("dgpp_vision", spec=self.spec, config=config, processor=processor)
+        if found is not None and not isinstance(found, Vision):
+            self.hooks.refuse("dgpp_vision", type(found).__name__, "Vision or None")
+        return found
 
     def _needs(self, built: object, methods: tuple[str, ...], hook: str, protocol: str) -> None:
         if missing := [name for name in methods if not callable(getattr(built, name, None))]:
