@@ -10,7 +10,7 @@ from dgpp_core.ops.experts import Experts, combine, combine_norm
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.mlp import GateUp
 from dgpp_core.ops.residual import residual_norm
-from dgpp_core.ops.router import Router
+from dgpp_core.ops.router import Router, Routing
 from dgpp_glm.config import GlmConfig
 
 
@@ -40,17 +40,26 @@ def parts(linear: Linear, bus: Bus, x: Tensor, decode: bool) -> Tensor:
     return linear.partials(x, decode) if bus.world == 1 else _folded(bus, linear(x, decode))
 
 
-class FeedForward:
-    """A gated feed-forward: that of the first layers, or a shared expert."""
+def whole(linear: Linear, bus: Bus, x: Tensor, decode: bool) -> Tensor:
+    """The same in one piece, float32 ``[R, hidden]``."""
+    return linear.wide(x, decode) if bus.world == 1 else _folded(bus, linear(x, decode))[0]
 
-    def __init__(self, shard: Shard, part: str) -> None:
+
+class FeedForward:
+    """A gated feed-forward: that of the first layers, or a shared expert. ``limit``: of what it gates."""
+
+    def __init__(self, shard: Shard, part: str, *, limit: float | None = None) -> None:
         self.bus = shard.bus
-        self.gate_up = GateUp.load(shard, f"{part}.gate_up")
+        self.gate_up = GateUp.load(shard, f"{part}.gate_up", limit=limit)
         self.down = Linear.load(shard, f"{part}.down")
 
     def given(self, x: Tensor, decode: bool) -> Tensor:
         """What it makes of ``[R, hidden]`` with this rank's part of it, float32."""
         return self.down.wide(self.gate_up(x, decode), decode)
+
+    def output(self, x: Tensor, decode: bool) -> Tensor:
+        """What all ranks make of it, float32 ``[R, hidden]``."""
+        return whole(self.down, self.bus, self.gate_up(x, decode), decode)
 
     def __call__(self, x: Tensor, stream: Stream, norm: Tensor, decode: bool) -> Tensor:
         """Add it to the stream; the new stream under ``norm``."""
@@ -75,15 +84,27 @@ class Mixture:
             normalise=config.norm_topk_prob,
             scale=config.routed_scaling_factor,
         )
-        self.experts = Experts.load(shard, f"{part}.experts", experts=config.n_routed_experts, shared=not shared_apart)
-        self.shared = FeedForward(shard, f"{part}.shared") if shared_apart else None
+        limit = config.swiglu_limit
+        self.experts = Experts.load(
+            shard, f"{part}.experts", experts=config.n_routed_experts, shared=not shared_apart, limit=limit
+        )
+        self.shared = FeedForward(shard, f"{part}.shared", limit=limit) if shared_apart else None
 
-    def __call__(self, x: Tensor, stream: Stream, norm: Tensor, decode: bool) -> Tensor:
-        """As `FeedForward`."""
+    def _given(self, x: Tensor, decode: bool) -> tuple[Tensor, Routing]:
         routing = self.router(x, decode)
         given = self.experts(x, routing, decode)
         if self.shared is not None:
             given = torch.cat((given, self.shared.given(x, decode)))
+        return given, routing
+
+    def output(self, x: Tensor, decode: bool) -> Tensor:
+        """As `FeedForward`."""
+        total = combine(*self._given(x, decode))
+        return total if self.bus.world == 1 else _folded(self.bus, total.to(x.dtype))[0]
+
+    def __call__(self, x: Tensor, stream: Stream, norm: Tensor, decode: bool) -> Tensor:
+        """As `FeedForward`."""
+        given, routing = self._given(x, decode)
         if self.bus.world == 1:
             return combine_norm(stream.residual, given, routing, norm, stream.eps, stream.dtype)
         return stream.add(_folded(self.bus, combine(given, routing).to(x.dtype)), norm)

@@ -13,6 +13,7 @@ class GlmConfig(ModelConfig, frozen=True, kw_only=True):
     """Shapes and constants of a decoder with a mixture of experts; names as in config.json.
 
     Attributes:
+        swiglu_limit: of what feed-forwards gate, as in `dgpp_core.ops.activation.swiglu`.
         quantisation: how the checkpoint stores its matrices.
     """
 
@@ -27,7 +28,27 @@ class GlmConfig(ModelConfig, frozen=True, kw_only=True):
     topk_group: int
     norm_topk_prob: bool
     routed_scaling_factor: float
+    swiglu_limit: float | None = None
     quantisation: Quantisation
+
+
+class LatentConfig(GlmConfig, frozen=True, kw_only=True):
+    """The same of a model with latent attention, whose rows choose their keys; names as in config.json.
+
+    Attributes:
+        latent_norm_eps: of the norms of query and key/value latents.
+    """
+
+    num_attention_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    latent_norm_eps: float
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
 
 
 def refuse(field: str, found: object, expected: str) -> ConfigError:

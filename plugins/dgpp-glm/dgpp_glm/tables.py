@@ -27,9 +27,11 @@ class Tables(ABC):
     Attributes:
         shared_apart: the shared expert is a parameter of its own, not the last of the experts' stack: where releases
             store it in another form than they do.
+        prefix: what the names of a checkpoint's tensors begin with, save the head's.
     """
 
     shared_apart = False
+    prefix = "model"
 
     def __init__(self, config: GlmConfig) -> None:
         self.c = config
@@ -55,7 +57,7 @@ class Tables(ABC):
 
     def layer(self, index: int) -> Iterator[Binding]:
         """A decoder layer; the draft layer is one too."""
-        name, to = f"model.layers.{index}", f"layers.{index}"
+        name, to = f"{self.prefix}.layers.{index}", f"layers.{index}"
         yield vector(f"{name}.input_layernorm.weight", f"{to}.attention_norm", self.c.hidden_size)
         yield from self.attention(f"{name}.self_attn", to, index)
         yield vector(f"{name}.post_attention_layernorm.weight", f"{to}.mlp_norm", self.c.hidden_size)
@@ -86,7 +88,7 @@ class Tables(ABC):
 
     def draft(self) -> Iterator[Binding]:
         """The multi-token-prediction layer; embedding and head are the target's."""
-        name, hidden = f"model.layers.{self.c.num_hidden_layers}", self.c.hidden_size
+        name, hidden = f"{self.prefix}.layers.{self.c.num_hidden_layers}", self.c.hidden_size
         yield vector(f"{name}.enorm.weight", "draft.embedding_norm", hidden)
         yield vector(f"{name}.hnorm.weight", "draft.hidden_norm", hidden)
         yield self.dense(f"{name}.eh_proj", (hidden, 2 * hidden), "draft.mix")
@@ -101,15 +103,19 @@ class Tables(ABC):
         """
         c, vocabulary = self.c, (self.c.vocab_size, self.c.hidden_size)
         embed = Binding(
-            name="model.embed_tokens.weight", shape=vocabulary, target="embed", role="embedding", init=Init(std=0.5)
+            name=f"{self.prefix}.embed_tokens.weight",
+            shape=vocabulary,
+            target="embed",
+            role="embedding",
+            init=Init(std=0.5),
         )
         out = [embed]
         for index in range(c.num_hidden_layers):
             out += self.layer(index)
-        out.append(vector("model.norm.weight", "norm", c.hidden_size))
+        out.append(vector(f"{self.prefix}.norm.weight", "norm", c.hidden_size))
         out.append(self.dense("lm_head", vocabulary, "head", cut=0))
         out += self.draft()
-        draft = f"model.layers.{c.num_hidden_layers}"
+        draft = f"{self.prefix}.layers.{c.num_hidden_layers}"
         copies = ("*.rotary_emb.inv_freq", f"{draft}.embed_tokens.weight", f"{draft}.shared_head.head.weight")
         mixtures, beside = range(c.first_k_dense_replace, c.num_hidden_layers + 1), 0 if self.shared_apart else 1
         targets = (f"layers.{i}.experts.{part}" for i in mixtures for part in ("gate_up", "down"))

@@ -9,29 +9,19 @@ from typing import Any
 import msgspec
 
 from dgpp_core.api import ConfigError
-from dgpp_glm.config import GlmConfig, check_mixture, refuse
+from dgpp_glm.config import LatentConfig, check_mixture, refuse
 from dgpp_glm.quantisation import read_quantisation
 
 
-class Glm53Config(GlmConfig, frozen=True, kw_only=True):
-    """Shapes and constants of the model; names as in config.json.
+class Glm53Config(LatentConfig, frozen=True, kw_only=True):
+    """Shapes and constants of the model; names as in config.json. One that names no latent norms' epsilon has the other
+    norms'.
 
     Attributes:
-        latent_norm_eps: of the norms of query and key/value latents. A config that does not say has the other norms'.
         indexed: by layer, whether it has an indexer of its own; the others use the last one's choice.
     """
 
-    num_attention_heads: int
-    q_lora_rank: int
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
     rope_theta: float
-    latent_norm_eps: float
-    index_n_heads: int
-    index_head_dim: int
-    index_topk: int
     indexed: tuple[bool, ...]
 
     @property

@@ -9,7 +9,8 @@ from dgpp_core.ops.norm import rms_norm
 from dgpp_glm.blocks import Stream
 from dgpp_glm.drafter import MtpDrafter
 from dgpp_glm.glm53.config import Glm53Config
-from dgpp_glm.glm53.model import Glm53Model, Layer, Step
+from dgpp_glm.glm53.model import Glm53Model, decoder_layer
+from dgpp_glm.latent import Step
 
 
 class Glm53Drafter(MtpDrafter):
@@ -21,7 +22,7 @@ class Glm53Drafter(MtpDrafter):
 
     def __init__(self, config: Glm53Config, shard: Shard, model: Glm53Model, depth: int) -> None:
         super().__init__(config, shard, model, depth)
-        self.layer = Layer(config, shard, config.num_hidden_layers, model.rope)
+        self.layer = decoder_layer(config, shard, config.num_hidden_layers, model.rope)
 
     def through_layer(self, stream: Stream, batch: StepBatch, state: State) -> Tensor:
         """See `MtpDrafter`."""
