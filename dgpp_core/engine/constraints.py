@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -14,6 +15,8 @@ from dgpp_core.text.grammar.matcher import Matcher
 from dgpp_core.text.grammar.sources import GrammarError, json_object
 from dgpp_core.text.grammar.spec import Grammar
 from dgpp_core.text.grammar.vocabulary import Vocabulary, Words
+
+_log = logging.getLogger(__name__)
 
 THREADS = 4
 """For masks: the library computes without the interpreter's lock."""
@@ -114,8 +117,10 @@ class Constraints:
 def _matcher(vocabulary: Vocabulary, grammar: Grammar, replied: tuple[int, ...]) -> Matcher:
     try:
         matcher = Matcher(grammar, vocabulary, vocabulary.parser(grammar.source))
-    except GrammarError as error:  # it was tried before it came here: a limit of this process, then
+    except Exception as error:  # it was tried before it came here; whatever this is, it is of this request alone
+        if not isinstance(error, GrammarError):
+            _log.exception("a grammar could not be compiled")
         matcher = Matcher(grammar, vocabulary, vocabulary.parser(json_object()))
-        matcher.fault = str(error)
+        matcher.fault = str(error) or type(error).__name__
     matcher.take(replied)
     return matcher

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NoReturn, TypeVar
@@ -26,7 +27,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
         RequestError: 400 on `body`, or on the repeated key.
     """
     try:
-        parsed = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_constant)
+        parsed = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
         # An escape such as \ud83d without its other half is no character and could not be written out again.
         if b"\\ud" in body or b"\\uD" in body:
             json.dumps(parsed, ensure_ascii=False).encode()
@@ -91,6 +92,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise RequestError(f"`{repeated}` is given more than once", param=repeated, code="invalid_parameter")
     return found
+
+
+def _float(spelled: str) -> float:
+    value = float(spelled)
+    if math.isinf(value):  # JSON has no infinity: what is made of this body could not say it
+        raise ValueError(f"{shorten(spelled)} is larger than a double can be")
+    return value
 
 
 def _constant(name: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,14 @@ from litestar.datastructures import State
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from dgpp_core.server.answer import Encoder, EventStream, WholeBody, request_ids, whole_body
+from dgpp_core.server.answer import Encoder, EventStream, WholeBody, request_ids, unless_gone, whole_body
 from dgpp_core.server.job import Job
 from dgpp_core.server.prepare import Prepare
 from dgpp_core.server.replies import Head
 from dgpp_core.server.service import Service
 from dgpp_core.text.tokenizer import Tokenizer
+
+log = logging.getLogger("dgpp.server")
 
 Incoming = Request[Any, Any, State]
 
@@ -43,7 +46,10 @@ async def generate(request: Incoming, route: Route) -> ASGIApp:
         RequestError: it cannot be served.
     """
     service = service_of(request)
-    job = await service.prepare(route.prepare, await request.body())
+    job = await unless_gone(request.receive, service.prepare(route.prepare, await request.body()))
+    if job is None:
+        log.info("%s status=499: the client left before its request was read", request.url.path)
+        return json_answer(b"")
     exchange = service.begin(job, route.prefix)
     tokenizer = service.served.text.tokenizer
     if job.stream:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -187,3 +188,25 @@ def test_two_ranks_pick_alike(tiny: LoadedModel, checkpoint: Path) -> None:
     requests = [run(world, grammar, SEEDED) for grammar in (OBJECT, CODE)]
     replies = world.run()
     assert all(replies[request].reason == "eos" for request in requests)
+
+
+class Broken(Vocabulary):
+    """Raises for one grammar what no code of ours raises."""
+
+    def parser(self, source: str, *args: int) -> Any:
+        if source == CODE.source:
+            raise MemoryError
+        return super().parser(source, *args)
+
+
+def test_a_compiler_that_raises_ends_its_own_request_alone(make_world: Callable[..., World]) -> None:
+    """vllm PR 47312: a grammar that had passed admission failed to compile, and the scheduler ended every request."""
+    world = make_world()
+    special = frozenset({END, OTHER_END, THINK_END})
+    world.engine.offer_grammars(Broken(PIECES, special, frozenset(), world.engine.vocab_size, END))
+    broken, fine, free = run(world, CODE, GREEDY), run(world, OBJECT, GREEDY), run(world, None, GREEDY, 20)
+    replies = world.run()
+    assert (replies[broken].reason, replies[broken].tokens) == ("error", [])
+    assert "MemoryError" in replies[broken].error
+    assert replies[fine].reason == "eos"
+    assert len(replies[free].tokens) == 20

@@ -139,3 +139,20 @@ def test_many_requests_a_third_of_which_leave(serve_fake: Any) -> None:
         assert len(cancels) == len(set(cancels))
         assert len(cancels) <= sum(leaves for _, leaves in plans)
         assert running.chat().json()["choices"][0]["message"]["content"] == "Red, yellow and blue."
+
+
+def test_leaving_while_a_grammar_is_tried(serve_fake: Any) -> None:
+    """vllm#14151: the compile went on for a client that had left, and then its request was generated."""
+    endless = {"name": "x", "schema": {"type": "integer", "multipleOf": 99_999_989}}
+    form = {"type": "json_schema", "json_schema": endless}
+    with serve_fake(FakeScript(constrained=True)) as running:
+        connection = send(running, stream=True, response_format=form)
+        connection.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            connection.recv(100)
+        connection.close()
+        # Who stays waits for as long as the first would have.
+        assert running.chat(response_format=form).status_code == 200
+        running.await_idle()
+        assert len(running.messages("submit")) == 1
+        assert running.metrics()["service"]["requests_total"] == 1

@@ -83,3 +83,13 @@ def test_surrogates() -> None:
 def test_long_values_are_shortened() -> None:
     assert shorten("x" * 100) == '"' + "x" * 56 + "..."
     assert shorten({"a": 1}) == '{"a": 1}'
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" * 400 + ".0"])
+def test_a_number_that_no_double_holds_is_refused(number: str) -> None:
+    """As an infinity it came to stand in the prompt as ``Infinity``, and in echoes as null."""
+    schema = f'{{"type":"function","function":{{"name":"f","parameters":{{"maximum":{number}}}}}}}'
+    error = refused(f'{{"model":"m","messages":[1],"tools":[{schema}]}}'.encode())
+    assert error.param == "body"
+    assert "larger than a double" in error.what
+    assert parse_body(b'{"model":1e308,"tiny":1e-400}') == {"model": 1e308, "tiny": 0.0}

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import IO, cast
 
 import msgspec
@@ -41,6 +42,7 @@ class Trial:
         self._seconds, self._remembered = seconds, remembered
         self._lock = threading.Lock()
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._running: dict[bytes, Future[str]] = {}
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._all = [_Process(tokens) for _ in range(processes)]
         for process in self._all:
@@ -66,7 +68,7 @@ class Trial:
             self._idle.put(process)
 
     def check(self, source: str) -> None:
-        """Return if ``source`` compiles and has a text.
+        """Return if ``source`` compiles and has a text. Who asks while it is being tried gets the same verdict.
 
         Raises:
             GrammarError: it does not, or not in time.
@@ -74,7 +76,7 @@ class Trial:
         key = hashlib.blake2b(source.encode(), digest_size=16).digest()
         error = self.known(key)
         if error is None:
-            error = self._try(source, key)
+            error = self._shared(source, key)
         if error:
             raise GrammarError(error)
 
@@ -89,6 +91,22 @@ class Trial:
         """End every process."""
         for process in self._all:
             process.kill()
+
+    def _shared(self, source: str, key: bytes) -> str:
+        with self._lock:
+            running = self._running.get(key)
+            if running is None:
+                mine = self._running[key] = Future[str]()
+        if running is not None:
+            return running.result()
+        try:
+            mine.set_result(self._try(source, key))
+        except BaseException as error:
+            mine.set_exception(error)
+        finally:
+            with self._lock:
+                del self._running[key]
+        return mine.result()
 
     def _try(self, source: str, key: bytes) -> str:
         if len(source) > MAX_SOURCE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -100,3 +101,19 @@ def test_a_process_that_does_not_start_is_reported(monkeypatch: pytest.MonkeyPat
     with pytest.raises(EngineError, match="does not start"):
         broken.start()
     broken.close()
+
+
+def test_who_asks_for_a_grammar_that_is_being_tried_waits_for_that_and_starts_no_trial_of_its_own(trial: Trial) -> None:
+    """vllm#54003: clients that asked again for a schema without end kept everyone else's from being compiled."""
+
+    def ask(divisor: int) -> None:
+        with pytest.raises(GrammarError, match="more than 1 s"):
+            trial.check(sources.json_schema({"type": "integer", "multipleOf": divisor}))
+
+    def seconds(asking: int, divisor: int) -> float:
+        started = time.monotonic()
+        with ThreadPoolExecutor(asking) as pool:
+            list(pool.map(ask, [divisor] * asking))
+        return time.monotonic() - started
+
+    assert seconds(12, 99_999_971) < 2.5 * seconds(1, 99_999_959)
