@@ -44,8 +44,11 @@ def encode_e2m1(x: Tensor) -> Tensor:
 
 
 def decode_e2m1(codes: Tensor) -> Tensor:
-    """Codes 0..15 to float32."""
-    return torch.tensor(E2M1_LEVELS, dtype=torch.float32, device=codes.device)[codes.long()]
+    """Codes 0..15 to float32. By arithmetic: a table would have to be copied to the device, which no graph may do."""
+    mantissa, exponent = (codes & 1).to(torch.float32), (codes >> 1) & 3
+    normal = torch.ldexp(1 + 0.5 * mantissa, exponent.to(torch.float32) - 1)
+    size = torch.where(exponent > 0, normal, 0.5 * mantissa)
+    return torch.where((codes & 8) > 0, -size, size)
 
 
 def in_groups(x: Tensor, size: int) -> Tensor:

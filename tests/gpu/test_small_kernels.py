@@ -45,6 +45,17 @@ def test_parts_are_added_and_normed(width: int, parts: int) -> None:
     assert rounded(rms_norm(out, weight, EPS, NARROW), normed(out, weight))
 
 
+def test_rows_that_lie_apart_and_rows_of_heads_are_normed() -> None:
+    wide, weight = torch.randn(33, 80, device=GPU), torch.randn(64, device=GPU)
+    wanted = rms_norm(wide[:, :64].contiguous(), weight, EPS, torch.float32)
+    assert torch.equal(rms_norm(wide[:, :64], weight, EPS, torch.float32), wanted)
+    heads = torch.randn(33, 4, 64, device=GPU)
+    assert torch.equal(
+        rms_norm(heads, weight, EPS, torch.float32)[:, 1], rms_norm(heads[:, 1], weight, EPS, torch.float32)
+    )
+    assert rms_norm(wide[:0, :64], weight, EPS, torch.float32).shape == (0, 64)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_forward_begins_with_embedded_rows(width: int) -> None:
     table, tokens = torch.randn(1000, width, device=GPU).to(NARROW), torch.randint(0, 1000, (70,), device=GPU)

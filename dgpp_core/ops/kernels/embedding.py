@@ -78,7 +78,9 @@ def draft_input(
     """A draft layer's input ``[M, 2 H]``: the norm of the embedded ``tokens`` beside that of ``hidden`` ``[M, H]``."""
     rows, width = hidden.shape
     out = torch.empty(rows, 2 * width, dtype=dtype, device=hidden.device)
-    draft_input_rows[(rows,)](table, tokens, hidden, embed_weight, hidden_weight, out, eps, **row_meta(width))
+    draft_input_rows[(rows,)](
+        table, tokens, hidden.contiguous(), embed_weight, hidden_weight, out, eps, **row_meta(width)
+    )
     return out
 
 

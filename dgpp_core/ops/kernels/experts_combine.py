@@ -12,19 +12,31 @@ from triton import language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dgpp_core.ops.kernels.cases import CompileCase
+from dgpp_core.ops.kernels.norms import normed, row_chunks, row_meta, store_chunks
 from dgpp_core.ops.router import Routing
 
 
 @triton.jit
-def _sum_of_experts(y, weights, i, ok, m, M, H: tl.constexpr, TOPK: tl.constexpr, SHARED: tl.constexpr):
-    """Elements ``i`` of row m: weight * contribution in slot order, which is ascending id, then the shared expert."""
-    total = tl.zeros(i.shape, tl.float32)
+def sum_of_experts(y, weights, m, M, H: tl.constexpr, CHUNK: tl.constexpr, TOPK: tl.constexpr, SHARED: tl.constexpr):
+    """Chunks of row m: weight * contribution in slot order, which is ascending id, then the shared expert.
+
+    Everything is loaded before anything is added: one program has the whole row, and waits for memory once.
+    """
+    factors, rows = (), ()
     for s in tl.static_range(TOPK):
-        row = (m * TOPK + s).to(tl.int64)
-        total += tl.load(weights + row) * tl.load(y + row * H + i, mask=ok, other=0.0)
+        factors = factors + (tl.load(weights + (m * TOPK + s)),)
+        rows = rows + (row_chunks(y + (m * TOPK + s) * H, H, CHUNK),)
     if SHARED:
-        total += tl.load(y + (M * TOPK + m).to(tl.int64) * H + i, mask=ok, other=0.0)
-    return total
+        rows = rows + (row_chunks(y + (M * TOPK + m) * H, H, CHUNK),)
+    chunks = ()
+    for c in tl.static_range(len(rows[0])):
+        total = factors[0] * rows[0][c]
+        for s in tl.static_range(1, TOPK):
+            total += factors[s] * rows[s][c]
+        if SHARED:
+            total += rows[TOPK][c]
+        chunks = chunks + (total,)
+    return chunks
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -34,19 +46,17 @@ def combine_rows(
     out,
     M,
     H: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
     TOPK: tl.constexpr,
     SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out fp32 ``[M, H]``."""
-    m = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    ok = i < H
+    m = tl.program_id(0).to(tl.int64)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    tl.store(out + m * H + i, _sum_of_experts(y, weights, i, ok, m, M, H, TOPK, SHARED), mask=ok)
+    store_chunks(out + m * H, sum_of_experts(y, weights, m, M, H, CHUNK, TOPK, SHARED), H, CHUNK)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -59,24 +69,24 @@ def combine_norm_rows(
     M,
     eps,
     H: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
     TOPK: tl.constexpr,
     SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """residual fp32 ``[M, H]`` += experts; out = residual / rms * gain, rounded once."""
-    m = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    ok = i < H
-    g = tl.load(gain + i, mask=ok, other=0.0).to(tl.float32)
+    m = tl.program_id(0).to(tl.int64)
+    gains = row_chunks(gain, H, CHUNK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    r = tl.load(residual + m * H + i, mask=ok, other=0.0)
-    r += _sum_of_experts(y, weights, i, ok, m, M, H, TOPK, SHARED)
-    tl.store(residual + m * H + i, r, mask=ok)
-    mean = tl.sum(r * r, 0) / H
-    tl.store(out + m * H + i, (r * tl.rsqrt(mean + eps) * g).to(out.dtype.element_ty), mask=ok)
+    before = row_chunks(residual + m * H, H, CHUNK)
+    added = sum_of_experts(y, weights, m, M, H, CHUNK, TOPK, SHARED)
+    x = ()
+    for c in tl.static_range(len(before)):
+        x = x + (before[c] + added[c],)
+    store_chunks(residual + m * H, x, H, CHUNK)
+    store_chunks(out + m * H, normed(x, gains, eps, H, CHUNK), H, CHUNK)
 
 
 def combine(contributions: Tensor, routing: Routing, launch_pdl: bool = True) -> Tensor:
@@ -118,9 +128,7 @@ def _meta(contributions: Tensor, weights: Tensor, launch_pdl: bool) -> dict[str,
 
 
 def _options(width: int, top_k: int, shared: bool, pdl: bool) -> dict[str, Any]:
-    block = triton.next_power_of_2(width)
-    options = {"H": width, "BLOCK": block, "TOPK": top_k, "SHARED": shared, "PDL": int(pdl)}
-    return {**options, "num_warps": min(8, max(1, block // 512)), "launch_pdl": pdl}
+    return {**row_meta(width), "TOPK": top_k, "SHARED": shared, "PDL": int(pdl), "launch_pdl": pdl}
 
 
 def compile_cases() -> list[CompileCase]:

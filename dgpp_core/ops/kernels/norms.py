@@ -89,17 +89,20 @@ def row_meta(width: int) -> dict[str, Any]:
 
 
 def residual_norm(residual: Tensor, parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """As `dgpp_core.ops.residual.residual_norm`, for contiguous CUDA tensors."""
+    """As `dgpp_core.ops.residual.residual_norm`, for a contiguous stream."""
     out = torch.empty(residual.shape, dtype=dtype, device=residual.device)
     rows, width = residual.shape
-    residual_norm_rows[(rows,)](residual, parts, weight, out, rows, eps, PARTS=len(parts), **row_meta(width))
+    meta = {**row_meta(width), "PARTS": len(parts)}
+    residual_norm_rows[(rows,)](residual, parts.contiguous(), weight, out, rows, eps, **meta)
     return out
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """As `dgpp_core.ops.norm.rms_norm` with a ``dtype``, for contiguous CUDA rows ``[M, H]``."""
+    """As `dgpp_core.ops.norm.rms_norm` with a ``dtype``, for CUDA rows ``[..., H]``."""
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    norm_rows[(len(x),)](x, weight, out, eps, **row_meta(x.shape[1]))
+    if out.numel():
+        width = x.shape[-1]
+        norm_rows[(x.numel() // width,)](x.contiguous(), weight, out, eps, **row_meta(width))
     return out
 
 

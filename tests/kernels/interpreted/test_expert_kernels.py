@@ -161,7 +161,7 @@ def test_contributions_are_added_in_order_and_normed(shared: bool) -> None:
     residual, weight = torch.randn(rows, width, generator=GENERATOR), torch.randn(width, generator=GENERATOR)
     expected = combine(contributions, routing)
     out = torch.full((rows, width), float("nan"))
-    sizes = {"H": width, "BLOCK": 32, "TOPK": top_k, "SHARED": shared, "PDL": 0}
+    sizes = {"H": width, "CHUNK": 8, "TOPK": top_k, "SHARED": shared, "PDL": 0}
     combine_rows[(rows,)](contributions, routing.weights, out, rows, **sizes)
     assert torch.allclose(out, expected, atol=1e-6)
     found, stream = torch.full((rows, width), float("nan")), residual.clone()
