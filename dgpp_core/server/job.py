@@ -24,6 +24,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tokens: the prompt.
+        turns: positions in it at which a message is over, ascending.
         max_tokens: per choice.
         params: of choice 0; choice k's seed is k more. ``seeded`` is False where the seed is still to be drawn.
         logprobs: alternatives a token, -1 for none at all.
@@ -38,6 +39,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     tokens: tuple[int, ...]
+    turns: tuple[int, ...] = ()
     max_tokens: int
     params: SamplingParams
     seeded: bool

@@ -63,9 +63,11 @@ def chat_job(request: ChatRequest, served: Served) -> Job:
     schema = held_schema(request, served)
     prompt = _render(request, use, served)
     inside = starts_in_reasoning(prompt, served.text.reasoning)
-    job = job_from(request, served, params, served.text.tokenizer.encode(prompt), limit, prompt_field="messages")
+    tokens = served.text.prompts.encode(prompt)
+    job = job_from(request, served, params, tokens.ids, limit, prompt_field="messages")
     return msgspec.structs.replace(
         job,
+        turns=tokens.turns,
         logprobs=logprobs,
         n=n,
         in_reasoning=inside,
@@ -85,7 +87,7 @@ def chat_tokens(request: ChatRequest, served: Served) -> list[int]:
         RequestError: it has none.
     """
     use = read_tools(request, served.text.tools, constrained=served.constrained)
-    return served.text.tokenizer.encode(_render(request, use, served))
+    return served.text.prompts.encode(_render(request, use, served)).ids
 
 
 def prepare_completion(body: bytes, served: Served) -> Job:

@@ -11,10 +11,12 @@ import msgspec
 from dgpp_core.api.errors import RequestError
 from dgpp_core.api.spec import Dialect
 from dgpp_core.text.defaults import GenerationDefaults, read_generation_defaults
+from dgpp_core.text.prompts import PromptTokens
 from dgpp_core.text.template import ChatTemplate
 from dgpp_core.text.tokenizer import Tokenizer
 from dgpp_core.text.tools.detect import detect_dialect
 from dgpp_core.text.tools.dialect import ToolDialect
+from dgpp_core.text.turns import turn_marks
 
 USUAL_MARKERS = ("<think>", "</think>")
 USUAL_SWITCHES = ("enable_thinking", "thinking")
@@ -24,6 +26,7 @@ class TextStack(msgspec.Struct, frozen=True):
     """What `load_text` found.
 
     Attributes:
+        prompts: tokenizes what the template renders.
         template: None where neither checkpoint nor family has one; then there is no chat, only completions.
         reasoning: the texts that open and close reasoning, or None.
         thinking_switches: template variables that change the prompt when they are turned on and off.
@@ -31,6 +34,7 @@ class TextStack(msgspec.Struct, frozen=True):
     """
 
     tokenizer: Tokenizer
+    prompts: PromptTokens
     template: ChatTemplate | None
     reasoning: tuple[str, str] | None
     defaults: GenerationDefaults
@@ -67,6 +71,7 @@ def load_text(
     switches = dialect.thinking_switches or USUAL_SWITCHES
     return TextStack(
         tokenizer=tokenizer,
+        prompts=PromptTokens(tokenizer, turn_marks(template, tokenizer) if template is not None else ()),
         template=template,
         reasoning=reasoning,
         defaults=read_generation_defaults(folder, config_eos),

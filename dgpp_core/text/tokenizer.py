@@ -46,12 +46,14 @@ class Tokenizer:
         special_ids: frozenset[int],
         missing_bytes: frozenset[int],
         config: TokenizerConfig,
+        *,
+        normalizes: bool = True,
     ) -> None:
         self._backend = backend
         self._pieces = tuple(pieces)
         self._special_ids = special_ids
-        self._missing_bytes = missing_bytes
-        self._added = frozenset(token.content for token in backend.get_added_tokens_decoder().values())
+        self._missing_bytes, self._normalizes = missing_bytes, normalizes
+        self._added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
         self.vocab_size = len(self._pieces)
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(config.special_tokens))
         self.chat_template = config.chat_template
@@ -76,7 +78,8 @@ class Tokenizer:
         special = frozenset(number for number, token in added.items() if token.special)
         single = {piece[0] for piece in pieces if len(piece) == 1}
         missing = frozenset(range(256)) - single if is_byte_level(file) else frozenset()
-        loaded = cls(backend, pieces, special, missing, config)
+        normalizes = file.normalizer is not None and file.normalizer.get("normalizers") != []
+        loaded = cls(backend, pieces, special, missing, config, normalizes=normalizes)
         loaded._check_named(folder / "tokenizer_config.json")
         loaded._check_round_trip(path, leading_space=not is_byte_level(file))
         return loaded
@@ -90,7 +93,16 @@ class Tokenizer:
         Raises:
             RequestError: the text has a lone surrogate, or a character that the vocabulary cannot spell.
         """
-        return self._encode(text, add_special_tokens=False)
+        (ids,) = self._encode([text], add_special_tokens=False)
+        return ids
+
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each of several texts, on as many threads as the library has.
+
+        Raises:
+            RequestError: as for `encode`.
+        """
+        return self._encode(texts, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a raw prompt, with what the tokenizer's post-processor adds (a BOS token, if anything).
@@ -98,9 +110,17 @@ class Tokenizer:
         Raises:
             RequestError: as for `encode`.
         """
-        return self._encode(text, add_special_tokens=True)
+        (ids,) = self._encode([text], add_special_tokens=True)
+        return ids
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        for text in texts:
+            self._check(text)
+        # Not `encode`: that one keeps other threads out for as long as it takes, which is seconds for a megabyte.
+        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in found]
+
+    def _check(self, text: str) -> None:
         try:
             raw = text.encode()
         except UnicodeEncodeError as error:
@@ -115,10 +135,6 @@ class Tokenizer:
             raise RequestError(
                 f"the model's vocabulary has no token for the character U+{ord(lost):04X}", hint="leave it out"
             )
-        # Not `encode`: that one keeps other threads out for as long as it takes, which is seconds for a megabyte.
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes that ``token_id`` stands for, a leading space included; ``b""`` outside the vocabulary."""
@@ -131,6 +147,32 @@ class Tokenizer:
     def is_added(self, token: str) -> bool:
         """Whether ``token`` is an added token, so that it is one id wherever it stands in a text."""
         return token in self._added
+
+    @property
+    def added_tokens(self) -> tuple[str, ...]:
+        """The texts of all added tokens, special or not."""
+        return tuple(self._added)
+
+    def stands_alone(self, token: str) -> bool:
+        """Whether every text can be cut in front of ``token`` and tokenized in two parts.
+
+        The library takes added tokens out of a text before all else, the leftmost first and of those the longest, and
+        what is between two of them is tokenized by itself. Those that are looked for in normalized text come second,
+        between the others. So it is enough that ``token`` is an added one, that no other can lie over a part of it or
+        be taken out of its middle before, that it asks nothing of what stands around it, and that it is looked for in
+        the text as it is.
+        """
+        own = self._added.get(token)
+        if own is None or own.lstrip or own.single_word or _is_word_or_space(token[0]) or _overlaps(token, token):
+            return False
+        if own.normalized and self._normalizes:
+            return False
+        others = [other for other in self._added.values() if other.content != token]
+        return not any(
+            _covers(other.content, token) or (other.normalized < own.normalized and _breaks(other.content, token))
+            for other in others
+            if other.normalized <= own.normalized
+        )
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, in the spelling of tokenizer.json."""
@@ -172,6 +214,25 @@ class Tokenizer:
                 expected=repr(expected),
                 hint="compare the file with the one the model was published with",
             )
+
+
+def _is_word_or_space(char: str) -> bool:
+    return char.isalnum() or char == "_" or char.isspace()
+
+
+def _overlaps(first: str, second: str) -> bool:
+    """Whether ``second`` can begin inside ``first`` and end behind it."""
+    return any(second.startswith(first[at:]) for at in range(1, len(first)))
+
+
+def _covers(other: str, token: str) -> bool:
+    """Whether ``other``, found first or longer, can have the beginning of ``token`` in it."""
+    return token in other or _overlaps(other, token)
+
+
+def _breaks(other: str, token: str) -> bool:
+    """Whether ``other``, looked for before, can take a part of ``token`` away."""
+    return other in token or _overlaps(token, other)
 
 
 def _backend(raw: bytes, path: Path) -> tokenizers.Tokenizer:
