@@ -11,6 +11,8 @@ from dgpp_core.api.spec import ModelConfig
 from dgpp_core.checkpoint.headers import parse_object
 
 CONFIG = "config.json"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""Where a checkpoint says how images are prepared; the second has it as its member `image_processor`."""
 MAX_COUNT = 65_536
 
 
@@ -66,6 +68,26 @@ def read_config(
         raise type(error)(
             error.what, where=place, found=error.found, expected=error.expected, hint=error.hint
         ) from error
+
+
+def read_processor(folder: Path) -> Mapping[str, Any]:
+    """How the checkpoint in ``folder`` wants images prepared; empty where it says nothing.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is no JSON object.
+    """
+    for name in PROCESSORS:
+        path = folder / name
+        try:
+            found = parse_object(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read", where=str(path), found=error.strerror or "") from None
+        inner = found.get("image_processor") if name == PROCESSORS[1] else found
+        if isinstance(inner, Mapping):
+            return inner
+    return {}
 
 
 def _one_edit_apart(a: str, b: str) -> bool:

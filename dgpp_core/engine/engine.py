@@ -15,7 +15,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from dgpp_core.api import Drafter, EngineError, Model, StateGroup
+from dgpp_core.api import Drafter, EngineError, Model, PluginError, Seeing, StateGroup, Vision
 from dgpp_core.engine.constraints import Constraints, Look
 from dgpp_core.engine.geometry import Geometry, snapshot_bytes
 from dgpp_core.engine.graphs import StaticRunner
@@ -36,8 +36,10 @@ from dgpp_core.engine.program import DecodeProgram, tail_of
 from dgpp_core.engine.prompts import prompt_batch, rounds, successors
 from dgpp_core.engine.registers import Registers
 from dgpp_core.engine.runner import EagerRunner, Runner, Step
+from dgpp_core.engine.sight import Places, Sight
 from dgpp_core.engine.state import StatePools
 from dgpp_core.engine.transfer import Download, upload
+from dgpp_core.images.picture import Picture
 from dgpp_core.ops.pick import greedy
 from dgpp_core.ops.step import pack
 from dgpp_core.sampling.device import LEAST_VOCABULARY, agrees_with_the_host
@@ -76,6 +78,8 @@ class Engine:
         self.program = DecodeProgram(model, drafter, self.state.pools, self.registers)
         self.program.samples = device.type == "cuda" and self._device_samples()
         self.runner: Runner = EagerRunner(self.program, device)
+        self.sight: Sight | None = None
+        self._places: Places | None = None
         self.slots: dict[int, SlotInfo] = {}
         self._unread: deque[Pending] = deque()
 
@@ -91,6 +95,27 @@ class Engine:
     def offer_grammars(self, vocabulary: Vocabulary) -> None:
         """Let replies be held to grammars of these tokens, which has to come before any request."""
         self.constraints = Constraints(vocabulary, self.device)
+
+    def offer_sight(self, vision: Vision) -> None:
+        """Let prompts have images, which has to come before any request and before `use_graphs`.
+
+        Raises:
+            PluginError: the model cannot encode any.
+        """
+        if not isinstance(self.model, Seeing):
+            what = "the plugin says how its model takes images, and the model cannot see"
+            raise PluginError(what, found=f"{type(self.model).__name__} without `see`", expected="dgpp_core.api.Seeing")
+        self.sight = Sight(self.model, vision, self.device)
+        if vision.positions == "grid":
+            positions = self.geometry.context + self.geometry.slack
+            self._places = Places(vision, self.geometry.slots, positions, self.device)
+            self.registers.places = self._places.table
+
+    def look(self, pictures: Sequence[Picture]) -> str:
+        """Why a request with these images cannot be served; empty where it can."""
+        if not pictures:
+            return ""
+        return "this engine takes no images" if self.sight is None else self.sight.fault(pictures)
 
     @property
     def needs_snapshot(self) -> bool:
@@ -222,7 +247,11 @@ class Engine:
     def _begin(self, op: Begin) -> None:
         if op.slot in self.slots:
             raise EngineError(f"slot {op.slot} is taken", found=f"request {self.slots[op.slot].request}")
-        self.slots[op.slot] = SlotInfo(op.slot, op.request, op.prompt, op.logprobs >= 0, 0, op.cached)
+        self.slots[op.slot] = SlotInfo(
+            op.slot, op.request, op.prompt, op.logprobs >= 0, 0, op.cached, pictures=op.pictures
+        )
+        if self._places is not None:
+            self._places.begin(op.slot, op.pictures)
         self._arrange(Extend(op.slot, op.blocks))
         self.registers.begin(op.slot, op.cached)
         self.state.clear(op.slot)
@@ -248,7 +277,7 @@ class Engine:
             self._check_rows(info, op.start + op.count)
             if info.bound != op.start or op.start + op.count > len(info.prompt):
                 raise EngineError(f"prefill of slot {op.slot} at {op.start}", expected=f"start {info.bound}")
-        batch = prompt_batch(ops, infos, self.registers, self.device)
+        batch = prompt_batch(ops, infos, self.registers, self.device, self.sight)
         hidden = self.model.forward(batch, self.state.pools)
         for op, info in zip(ops, infos, strict=True):
             info.bound = op.start + op.count
@@ -267,7 +296,7 @@ class Engine:
                 segments = upload(last, self.device)
                 tail = tail_of(
                     batch.tokens[rows], batch.positions[rows], slots, batch.block_tables[segments],
-                    batch.candidates[segments], batch.max_length,
+                    batch.candidates[segments], batch.max_length, batch.places,
                 )  # fmt: skip
                 tokens = self.registers.last_tokens[slots]
                 self.registers.drafts[slots] = self.program.draft(self.drafter, tail, own[rows], tokens)

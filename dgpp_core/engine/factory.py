@@ -19,12 +19,13 @@ from dgpp_core.api import (
     ModelConfig,
     Shard,
     StateGroup,
+    Vision,
     Weights,
     for_device,
 )
 from dgpp_core.bus.solo import SoloBus
 from dgpp_core.checkpoint.check import check_bindings
-from dgpp_core.checkpoint.config_json import read_config
+from dgpp_core.checkpoint.config_json import read_config, read_processor
 from dgpp_core.checkpoint.headers import TensorEntry, read_headers
 from dgpp_core.checkpoint.image import ImageCache, ImageShape, build_with_image
 from dgpp_core.checkpoint.loader import CheckpointWeights
@@ -49,6 +50,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     geometry: Geometry
     world: int = 1
     bf16_form: Literal["bf16", "bf12"] = "bf16"
+    vision: Vision | None = None
 
 
 def prepare(
@@ -66,7 +68,9 @@ def prepare(
     config = read_config(folder, model.read_config, model.spec.full_config)
     entries = read_headers(folder)
     check_bindings(model.bindings(config), entries, world)
-    return prepare_config(model, config, settings, device_kind, entries=entries, world=world)
+    vision = model.vision(config, read_processor(folder))
+    prepared = prepare_config(model, config, settings, device_kind, entries=entries, world=world)
+    return msgspec.structs.replace(prepared, vision=vision)
 
 
 def prepare_config(
@@ -147,7 +151,7 @@ def build_engine(
         _spare_reserve(device)
         target, drafter = _models(prepared, device, progress, bus, weights, images)
         _spare_reserve(device)
-        return Engine(
+        engine = Engine(
             target,
             drafter if depth else None,
             prepared.groups,
@@ -156,6 +160,9 @@ def build_engine(
             depth=depth,
             device=device,
         )
+        if prepared.vision is not None:
+            engine.offer_sight(prepared.vision)
+        return engine
 
 
 def _models(

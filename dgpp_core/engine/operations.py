@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpp_core.images.picture import Picture
 from dgpp_core.sampling.logprobs import TokenLogprobs as TokenLogprobs
 from dgpp_core.sampling.params import SamplingParams
 from dgpp_core.text.grammar.spec import Grammar
@@ -19,6 +20,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     Attributes:
         grammar: what the reply is held to.
         replied: tokens at the end of the prompt that are part of the reply: it goes on after it lost its slot.
+        pictures: images in the prompt, in the order of their places.
     """
 
     slot: int
@@ -31,6 +33,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     arena: int = -1
     grammar: Grammar | None = None
     replied: int = 0
+    pictures: tuple[Picture, ...] = ()
 
 
 class Extend(msgspec.Struct, frozen=True, tag="extend"):

@@ -9,6 +9,7 @@ import msgspec
 
 from dgpp_core.engine.operations import StepResult
 from dgpp_core.engine.transfer import Download
+from dgpp_core.images.picture import Picture
 from dgpp_core.sampling.logprobs import TokenLogprobs
 
 
@@ -27,6 +28,7 @@ class SlotInfo(msgspec.Struct, eq=False):
     blocks: int
     bound: int
     mode: Literal["greedy", "device", "host"] = "host"
+    pictures: tuple[Picture, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):

@@ -72,6 +72,7 @@ class DecodeProgram:
             candidates=rows.candidates,
             keep_rows=True,
             max_length=max_length,
+            places=held.places,
         )
         hidden = self.model.forward(batch, self.pools)
         logits = self.model.logits(hidden)
@@ -105,8 +106,9 @@ class DecodeProgram:
         if self.drafter is not None:
             own = self.drafter.observe(batch, step.hidden, step.picked, self.pools)
             tail = tail_of(
-                done.tokens, done.positions, batch.slots, batch.block_tables, batch.candidates, batch.max_length
-            )
+                done.tokens, done.positions, batch.slots, batch.block_tables, batch.candidates, batch.max_length,
+                batch.places,
+            )  # fmt: skip
             held.drafts[batch.slots] = self.draft(self.drafter, tail, own[done.rows], done.last)
         return done.results
 
@@ -122,7 +124,13 @@ class DecodeProgram:
 
 
 def tail_of(
-    tokens: Tensor, positions: Tensor, slots: Tensor, block_tables: Tensor, candidates: Tensor, max_length: int
+    tokens: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    block_tables: Tensor,
+    candidates: Tensor,
+    max_length: int,
+    places: Tensor | None = None,
 ) -> StepBatch:
     """One row a segment, as a drafter goes on from it; arguments as the fields of `StepBatch`."""
     return StepBatch(
@@ -135,4 +143,5 @@ def tail_of(
         candidates=candidates,
         keep_rows=True,
         max_length=max_length,
+        places=places,
     )

@@ -10,6 +10,7 @@ from dgpp_core.api import StepBatch
 from dgpp_core.engine.operations import Prefill
 from dgpp_core.engine.pending import SlotInfo
 from dgpp_core.engine.registers import Registers
+from dgpp_core.engine.sight import Sight
 from dgpp_core.engine.transfer import upload
 
 
@@ -25,9 +26,13 @@ def rounds(ops: Sequence[Prefill]) -> Iterator[list[Prefill]]:
 
 
 def prompt_batch(
-    ops: Sequence[Prefill], infos: Sequence[SlotInfo], registers: Registers, device: torch.device
+    ops: Sequence[Prefill],
+    infos: Sequence[SlotInfo],
+    registers: Registers,
+    device: torch.device,
+    sight: Sight | None = None,
 ) -> StepBatch:
-    """Prompt rows continuing each slot; their positions are known on the host."""
+    """Prompt rows continuing each slot; their positions are known on the host. ``sight`` makes those of images."""
     tokens = [t for op, i in zip(ops, infos, strict=True) for t in i.prompt[op.start : op.start + op.count]]
     positions = [p for op in ops for p in range(op.start, op.start + op.count)]
     rows = upload([tokens, positions], device)
@@ -42,6 +47,8 @@ def prompt_batch(
         candidates=registers.candidates[segments[0]],
         keep_rows=False,
         max_length=max(positions) + 1,
+        seen=sight.seen(ops, infos) if sight is not None else None,
+        places=registers.places,
     )
 
 

@@ -21,6 +21,7 @@ class Registers:
         last_tokens: ``[slots + 1]``, the newest token, whose row the next step writes.
         drafts: ``[slots + 1, depth]``, proposals for the tokens after it.
         tables: ``[slots + 1, table_width]``, block ids.
+        places: where rotary embeddings see positions, for models that place images in a grid; see `StepBatch.places`.
         ways: ``[slots + 1, 8]``, how to pick (`dgpp_core.sampling.device`); all greedy where the host picks.
     """
 
@@ -30,6 +31,7 @@ class Registers:
 
         rows = geometry.slots + 1
         self.inert = geometry.slots
+        self.places: Tensor | None = None
         self.lengths, self.candidates, self.last_tokens = zeros(rows), zeros(rows), zeros(rows)
         self.ways = sampling_table(geometry.slots, device)
         self.drafts, self.tables = zeros(rows, depth), zeros(rows, geometry.table_width)

@@ -27,6 +27,9 @@ _PACKED_ROWS, _PACKED_COLUMNS = 64, 16
 POSITION_SLACK = 64
 """Rows of draft tokens may stand this far past the last position; they are computed and never committed."""
 
+SEEN_BYTES = 256 << 20
+"""Rows that an encoder made of images and that are kept, so that an image is not encoded again for each turn."""
+
 
 def rotary_table_bytes(width: int, positions: int) -> int:
     """Bytes of the cosines and sines of `dgpp_core.ops.rope.RotaryTable`, float32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dgpp_core.images.picture import misplaced
 from dgpp_core.scheduler.limits import Limits
 from dgpp_core.scheduler.messages import Submit
 
@@ -17,6 +18,8 @@ def refusal(limits: Limits, submit: Submit, live: int) -> str:
     prompt, reply = len(submit.tokens), submit.max_tokens
     if not prompt:
         return "the prompt has no tokens"
+    if wrong := misplaced(prompt, submit.pictures):
+        return wrong
     if reply < 1:
         return f"max_tokens is {reply}; at least 1 is needed"
     if prompt + reply > limits.max_context:

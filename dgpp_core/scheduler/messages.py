@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from dgpp_core.engine.operations import TokenLogprobs
+from dgpp_core.images.picture import Picture
 from dgpp_core.sampling.params import SamplingParams
 from dgpp_core.text.grammar.spec import Grammar
 
@@ -69,6 +70,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
     id: int
 
+        pictures: images among the tokens, in the order of their places.
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End what runs, then leave. Requests still running are cancelled."""
@@ -79,6 +81,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     Attributes:
         context_tokens: most tokens (prompt and reply) a request may have.
+    pictures: tuple[Picture, ...] = ()
         position_ceiling: the model's own bound.
         pool_tokens: tokens the KV pool holds.
         constrained: whether replies can be held to grammars.

@@ -16,6 +16,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     Attributes:
         order: arrival number; older is smaller.
         ids: the prompt and every token committed so far.
+        keys: what blocks of them are known by: the ids, and what images show; one array with them where there are none.
         known: nodes of the prefix index that match, while queued.
         passed: younger requests admitted before this one while it waited.
         cached_tokens: where the first admission attached to the prefix cache; -1 before it.
@@ -34,6 +35,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     submit: Submit
     order: int
     ids: array[int]
+    keys: array[int]
     known: list[Node] = []
     passed: int = 0
     cached_tokens: int = -1
@@ -82,6 +84,12 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
             if at == self.left:
                 return tokens[:at], "length"
         return tokens, None
+
+    def commit(self, tokens: tuple[int, ...]) -> None:
+        """Append tokens of the reply."""
+        self.ids.extend(tokens)
+        if self.keys is not self.ids:
+            self.keys.extend(tokens)
 
     def progress(self) -> PrefillProgress:
         """How far the prompt is."""

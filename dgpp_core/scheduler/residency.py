@@ -50,7 +50,7 @@ class Residency:
         limits, known = self._limits, request.known
         cacheable = self._cacheable(request)
         if cacheable:
-            self.index.match(request.ids, len(request.ids) - 1, known)
+            self.index.match(request.keys, len(request.ids) - 1, known)
         chain = self.index.usable(known)
         if cacheable and any(self._shares(request, len(chain), other) for other in prefilling):
             return None
@@ -78,6 +78,7 @@ class Residency:
             arena=chain[-1].arena if chain else -1,
             grammar=request.submit.grammar,
             replied=len(request.ids) - request.prompt_tokens,
+            pictures=request.submit.pictures,
         )
 
     def lacking(self, request: Request) -> int:
@@ -115,7 +116,7 @@ class Residency:
         request.published = request.computed
         if not self._cacheable(request):
             return
-        self.index.adopt(request.ids, request.blocks, request.chain, self._keepable(request))
+        self.index.adopt(request.keys, request.blocks, request.chain, self._keepable(request))
         private = []
         for position, arena in request.snapshots:
             node = self._node(request, position // self._limits.block_tokens)
@@ -129,7 +130,7 @@ class Residency:
         """Take everything back; with ``keep`` the full blocks of known tokens go to the prefix index."""
         keep = keep and self._cacheable(request)
         count = max(len(request.chain), self._keepable(request)) if keep else len(request.chain)
-        path = self.index.leave(request.ids, request.blocks, request.chain, count)
+        path = self.index.leave(request.keys, request.blocks, request.chain, count)
         for position, arena in request.snapshots:
             depth = position // self._limits.block_tokens
             if depth <= len(path):
@@ -153,8 +154,8 @@ class Residency:
         return any(
             attached * size < end <= min(other.base, len(request.ids) - 1)
             # One block tells almost all prompts apart, before the whole prefix is compared.
-            and key(request.ids, end // size - 1) == key(other.ids, end // size - 1)
-            and request.ids[:end] == other.ids[:end]
+            and key(request.keys, end // size - 1) == key(other.keys, end // size - 1)
+            and request.keys[:end] == other.keys[:end]
             for end in ends
         )
 
@@ -191,7 +192,7 @@ class Residency:
         if len(request.chain) >= depth:
             return request.chain[depth - 1]
         known: list[Node] = []
-        self.index.match(request.ids, depth * self._limits.block_tokens, known)
+        self.index.match(request.keys, depth * self._limits.block_tokens, known)
         return known[-1] if len(known) == depth else None
 
     def _count(self, request: Request, tick: int, cached: int) -> None:
@@ -204,7 +205,7 @@ class Residency:
             reason = "below a block"
         elif request.known:
             reason = "no snapshot"
-        elif self.index.was_evicted(request.ids):
+        elif self.index.was_evicted(request.keys):
             reason = "evicted"
         self.missed += 1
         self.misses.append(Miss(request.submit.id, tick, len(request.ids), reason))

@@ -15,6 +15,7 @@ import msgspec
 
 from dgpp_core.api.errors import EngineError
 from dgpp_core.engine.operations import Decode, Operation, Prefill, SlotResult, StepResult
+from dgpp_core.images.picture import prompt_keys
 from dgpp_core.scheduler.counters import Counters
 from dgpp_core.scheduler.depth import DepthLadder
 from dgpp_core.scheduler.door import refusal
@@ -155,7 +156,9 @@ class Scheduler:
             self._endings.append(Ending(id=submit.id, reason="error", error=error))
             return
         self._arrivals += 1
-        request = Request(submit=submit, order=self._arrivals, ids=array("q", submit.tokens))
+        ids = array("q", submit.tokens)
+        keys = prompt_keys(ids, submit.pictures) if submit.pictures else ids
+        request = Request(submit=submit, order=self._arrivals, ids=ids, keys=keys)
         self._live[submit.id] = request
         self._queue.append(request)
 
@@ -193,7 +196,7 @@ class Scheduler:
         tokens, reason = request.until_ending(answer.tokens)
         if len(request.ids) == request.prompt_tokens:
             self._counters.prefilled(request.prompt_tokens)
-        request.ids.extend(tokens)
+        request.commit(tokens)
         logprobs = answer.logprobs[: len(tokens)] if answer.logprobs is not None else None
         self._updates.append(Update(id=submit.id, tokens=tokens, logprobs=logprobs))
         self._counters.committed(tokens=len(tokens), drafted=answer.drafted, accepted=len(answer.tokens) - 1)

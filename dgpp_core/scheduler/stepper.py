@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dgpp_core.engine.operations import Decode, Operation, Prefill, StepResult
-from dgpp_core.scheduler.messages import Submit
+from dgpp_core.images.picture import Picture
+from dgpp_core.scheduler.messages import Ending, Submit
 from dgpp_core.scheduler.scheduler import Scheduler, TickInput, TickOutput
 
 
@@ -33,11 +34,20 @@ class Stepper:
         lag: 0 gives a result to the next tick; 1 plans and launches one tick more before it is waited for, so that the
             device has work while the host reads.
         deliver: called with each tick's output before its operations are launched.
+        look: says why a request with such images cannot be served, if it cannot: an encoder that fails then fails one
+            request, before anything of it is in the engine's state.
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, *, lag: int, deliver: Callable[[TickOutput], None]
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        lag: int,
+        deliver: Callable[[TickOutput], None],
+        look: Callable[[Sequence[Picture]], str] = lambda pictures: "",
     ) -> None:
+        self._look = look
         self.scheduler, self._executor, self._lag, self._deliver = scheduler, executor, lag, deliver
         self._pending: list[Pending] = []
 
@@ -53,12 +63,21 @@ class Stepper:
         late = self._pending[-1:] if self._lag else []
         ready = self._pending[: len(self._pending) - len(late)]
         self._pending = late
+        submissions = self._seen(submissions)
         operations = self._tick(TickInput(tuple(submissions), tuple(cancels), tuple(stops), _read(ready)))
         if late and self._pending == late:
             # Nothing was launched that the last result could overlap with: hand it over now.
             self._pending = []
             operations += self._tick(TickInput(results=_read(late)))
         return operations
+
+    def _seen(self, submissions: Sequence[Submit]) -> Sequence[Submit]:
+        """Those whose images can be encoded; the others end."""
+        faults = {submit.id: self._look(submit.pictures) for submit in submissions if submit.pictures}
+        endings = tuple(Ending(number, "error", error=fault) for number, fault in faults.items() if fault)
+        if endings:
+            self._deliver(TickOutput(0, (), (), endings))
+        return [submit for submit in submissions if not faults.get(submit.id)]
 
     def _tick(self, inputs: TickInput) -> tuple[Operation, ...]:
         out = self.scheduler.tick(inputs)

@@ -14,6 +14,7 @@ from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.factory import build_engine, prepare
 from dgpp_core.engine.operations import TokenLogprobs
 from dgpp_core.host.loading import LoadedModel
+from dgpp_core.images.picture import Picture
 from dgpp_core.sampling.params import GREEDY, SamplingParams
 from dgpp_core.scheduler.limits import Limits
 from dgpp_core.scheduler.messages import Submit
@@ -50,7 +51,7 @@ class World:
 
     def __init__(self, engine: Engine, limits: Limits, *, lag: int = 0) -> None:
         self.engine, self.scheduler = engine, Scheduler(limits)
-        self.stepper = Stepper(self.scheduler, engine, lag=lag, deliver=self._deliver)
+        self.stepper = Stepper(self.scheduler, engine, lag=lag, deliver=self._deliver, look=engine.look)
         self.replies: dict[int, Reply] = {}
         self._arrivals: list[Submit] = []
 
@@ -99,6 +100,7 @@ class World:
         eos_ids: tuple[int, ...] = (),
         use_cache: bool = True,
         grammar: Grammar | None = None,
+        pictures: Sequence[Picture] = (),
     ) -> int:
         """Hand in a request for the next tick; returns its id."""
         request = len(self.replies)
@@ -113,6 +115,7 @@ class World:
                 eos_ids=eos_ids,
                 use_cache=use_cache,
                 grammar=grammar,
+                pictures=tuple(pictures),
             )
         )
         return request

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dgpp_core.api import CheckpointError, ConfigError, DgppError, ModelConfig, ModelSpec, PluginError
-from dgpp_core.checkpoint.config_json import read_config, read_model_config
+from dgpp_core.checkpoint.config_json import read_config, read_model_config, read_processor
 
 
 def config(folder: Path, content: Any) -> Path:
@@ -73,3 +73,20 @@ def test_other_keys_are_no_misspellings(tmp_path: Path, spec: ModelSpec) -> None
     raw = dict(spec.tiny_config) | {"epsi": 1, "num_layer": 3, "transformers_version": "5"}
     found = read_config(config(tmp_path, raw), spec.read_config, spec.full_config)
     assert found == spec.read_config(spec.tiny_config)
+
+
+@pytest.mark.parametrize("found", ["preprocessor_config.json", "processor_config.json", "both", "none"])
+def test_a_checkpoint_says_how_images_are_prepared(tmp_path: Path, found: str) -> None:
+    if found in ("preprocessor_config.json", "both"):
+        (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 14}')
+    if found in ("processor_config.json", "both"):
+        (tmp_path / "processor_config.json").write_text('{"image_processor": {"patch_size": 16}}')
+    wanted = {"processor_config.json": {"patch_size": 16}, "none": {}}.get(found, {"patch_size": 14})
+    assert read_processor(tmp_path) == wanted
+
+
+@pytest.mark.parametrize("raw", ["[]", "{", '"x"'])
+def test_what_says_how_images_are_prepared_is_an_object(tmp_path: Path, raw: str) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(raw)
+    with pytest.raises(CheckpointError, match="preprocessor_config"):
+        read_processor(tmp_path)
