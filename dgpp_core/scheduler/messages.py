@@ -47,6 +47,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
         eos_ids: ids that end the reply; empty with ``ignore_eos``.
         use_cache: whether prefixes may be reused and left behind.
         grammar: what the reply is held to.
+        pictures: images among the tokens, in the order of their places.
     """
 
     id: int
@@ -57,6 +58,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     eos_ids: tuple[int, ...] = ()
     use_cache: bool = True
     grammar: Grammar | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -70,7 +72,6 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
     id: int
 
-        pictures: images among the tokens, in the order of their places.
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End what runs, then leave. Requests still running are cancelled."""
@@ -81,7 +82,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     Attributes:
         context_tokens: most tokens (prompt and reply) a request may have.
-    pictures: tuple[Picture, ...] = ()
         position_ceiling: the model's own bound.
         pool_tokens: tokens the KV pool holds.
         constrained: whether replies can be held to grammars.
