@@ -46,12 +46,14 @@ def held_schema(request: ChatRequest, served: Served) -> Any:
 def _of_schema(form: JsonSchemaFormat, served: Served) -> Any:
     if form.schema is None:
         return ANY_OBJECT
+    checked: Any = None
     try:
         checked = check_schema(form.schema)
         served.try_source(json_value(checked))
     except (SchemaError, GrammarError) as error:
-        path = f"{SCHEMA}.{error.path}" if isinstance(error, SchemaError) and error.path else SCHEMA
         why = error.why if isinstance(error, SchemaError) else str(error)
+        inside = error.path if isinstance(error, SchemaError) else served.refused_path(form.schema, checked)
+        path = f"{SCHEMA}.{inside}" if inside else SCHEMA
         if form.strict:
             raise RequestError(f"`{path}`: {why}", param=path, code="unsupported_schema") from None
         log.warning("the schema %s is served as any JSON object: `%s`: %s", shorten(form.name), path, why)

@@ -11,6 +11,7 @@ import msgspec
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.served import Served
 from dgpp_core.text.grammar.calls import ToolError, reply_source
+from dgpp_core.text.grammar.schema import SchemaError, check_schema
 from dgpp_core.text.grammar.sources import GrammarError
 from dgpp_core.text.tools.rules import CallRules, Tool
 
@@ -58,7 +59,7 @@ def _compiling(tool: Tool, tools: Sequence[Any], served: Served) -> Tool:
         _source(CallRules(tools=(tool,), required=True), None, tools, served)
     except GrammarError as error:
         if tool.strict:
-            raise _of_tool(tool, "", str(error), tools) from None
+            raise _of_tool(tool, _path_in(tool, served), str(error), tools) from None
         log.warning("arguments of %s are held to their types alone: %s", tool.name, error)
         plain = [
             msgspec.structs.replace(key, schema={"type": sorted(key.types)} if key.types else {}, choices=None)
@@ -66,6 +67,16 @@ def _compiling(tool: Tool, tools: Sequence[Any], served: Served) -> Tool:
         ]
         return msgspec.structs.replace(tool, keys=tuple(plain))
     return tool
+
+
+def _path_in(tool: Tool, served: Served) -> str:
+    """The keyword of a tool's schema that does not compile; empty where that is not known."""
+    if tool.custom:
+        return ""
+    try:
+        return served.refused_path(tool.parameters, check_schema(tool.parameters))
+    except SchemaError as error:
+        return error.path
 
 
 def _of_tool(tool: Tool, path: str, why: str, tools: Sequence[Any]) -> RequestError:

@@ -9,7 +9,9 @@ import msgspec
 from dgpp_core.scheduler.messages import Ready
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.reasoning import effort_mapping
-from dgpp_core.text.grammar.trial import Trial
+from dgpp_core.text.grammar.blame import refused_path
+from dgpp_core.text.grammar.sources import GrammarError, json_value
+from dgpp_core.text.grammar.trial import TOO_MUCH, Trial
 from dgpp_core.text.stack import TextStack
 
 
@@ -54,6 +56,18 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.trial is not None:
             self.trial.check(source)
+
+    def refused_path(self, written: Any, checked: Any) -> str:
+        """The path of the keyword in ``written`` for which ``checked`` does not compile; empty for the whole."""
+        why = self._verdict(checked)
+        return "" if not why or why.startswith(TOO_MUCH) else refused_path(written, checked, why, self._verdict)
+
+    def _verdict(self, schema: Any) -> str:
+        try:
+            self.try_source(json_value(schema))
+        except GrammarError as error:
+            return str(error)
+        return ""
 
 
 def served_model(

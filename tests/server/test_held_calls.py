@@ -158,7 +158,7 @@ BAD = [
      "unsupported_schema"),
     ({"name": "t", "parameters": {"type": "objekt"}, "strict": True}, "tools[1].parameters.type", "unsupported_schema"),
     (function("t", {"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}, strict=True),
-     "tools[1].function.parameters", "unsupported_schema"),
+     "tools[1].function.parameters.properties.a.oneOf", "unsupported_schema"),
     (function("t", {"properties": {"a": {"type": "integer", "multipleOf": 99_999_989}}}, strict=True),
      "tools[1].function.parameters", "unsupported_schema"),
     (custom("t", "regex", "a(?=b)"), "tools[1].custom.format.grammar", "invalid_grammar"),

@@ -41,10 +41,17 @@ REFUSED: list[tuple[Any, str, str | None]] = [
      "response_format.json_schema.schema.properties.a.uniqueItems", "unsupported_schema"),
     (schema_of({"type": "objekt"}, strict=True), "response_format.json_schema.schema.type", "unsupported_schema"),
     (schema_of({"$ref": "#"}, strict=True), "response_format.json_schema.schema", "unsupported_schema"),
-    (schema_of({"oneOf": [{"type": "integer"}, {"type": "number"}]}, strict=True), "response_format.json_schema.schema",
-     "unsupported_schema"),
-    (schema_of({"type": "string", "pattern": "^a$", "minLength": 2}, strict=True), "response_format.json_schema.schema",
-     "unsupported_schema"),
+    (schema_of({"oneOf": [{"type": "integer"}, {"type": "number"}]}, strict=True),
+     "response_format.json_schema.schema.oneOf", "unsupported_schema"),
+    (schema_of({"type": "string", "pattern": "^a$", "minLength": 2}, strict=True),
+     "response_format.json_schema.schema.pattern", "unsupported_schema"),
+    (schema_of({"type": "string", "format": "date", "maxLength": 3}, strict=True),
+     "response_format.json_schema.schema", "unsupported_schema"),
+    (schema_of({"$defs": {"a.b": {"items": {"patternProperties": {"a": {}, "ab": {}}}}}, "$ref": "#/$defs/a.b"},
+               strict=True),
+     "response_format.json_schema.schema.$defs.a.b.items.patternProperties", "unsupported_schema"),
+    (schema_of({"properties": {"x": {"anyOf": [{"type": "null"}, {"multipleOf": 1.2345678912e-9}]}}}, strict=True),
+     "response_format.json_schema.schema.properties.x.anyOf.1.multipleOf", "unsupported_schema"),
 ]  # fmt: skip
 
 

@@ -25,6 +25,9 @@ from dgpp_core.text.grammar.sources import GrammarError
 START_SECONDS = 60.0
 """Time for a process to come up, on a machine that is busy loading weights."""
 
+TOO_MUCH = "compiling it takes more"
+"""How a verdict begins that is about the work and not about what is written."""
+
 
 class Trial:
     """Tries grammars, each source once. Safe to use from several threads.
@@ -117,10 +120,10 @@ class Trial:
             error = process.ask(source, self._seconds)
         except TimeoutError:
             process.kill()
-            return f"compiling it takes more than {self._seconds:g} s"  # not remembered: the machine may have been busy
+            return f"{TOO_MUCH} than {self._seconds:g} s"  # not remembered: the machine may have been busy
         except OSError:
             process.kill()
-            return "compiling it takes more memory than there is for it"
+            return f"{TOO_MUCH} memory than there is for it"
         finally:
             self._idle.put(process)
         with self._lock:
