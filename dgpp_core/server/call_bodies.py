@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpp_core.server.generation import CallArguments, CallStart
-
-_json = msgspec.json.Encoder().encode
+from dgpp_core.server.lines import line_json
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +50,7 @@ def call_delta(event: CallStart | CallArguments) -> bytes:
     """The ``delta`` of a chunk: the beginning of a call, or more of its arguments."""
     kind, member = (b"custom", b"input") if event.custom else (b"function", b"arguments")
     if isinstance(event, CallArguments):
-        return b'{"tool_calls":[{"index":%d,"%b":{"%b":%b}}]}' % (event.call, kind, member, _json(event.text))
+        return b'{"tool_calls":[{"index":%d,"%b":{"%b":%b}}]}' % (event.call, kind, member, line_json(event.text))
     return b'{"tool_calls":[{"index":%d,"id":%b,"type":"%b","%b":{"name":%b,"%b":""}}]}' % (
-        event.call, _json(event.id), kind, kind, _json(event.name), member,
+        event.call, line_json(event.id), kind, kind, line_json(event.name), member,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from dgpp_core.server.blocks import Collected
 from dgpp_core.server.call_bodies import ToolCall, call_body
 from dgpp_core.server.generation import TokenEntry, Usage
 from dgpp_core.server.job import Job
+from dgpp_core.server.lines import line_json
 from dgpp_core.text.tokenizer import Tokenizer
 
 
@@ -162,7 +163,7 @@ def error_body(error: RequestError) -> bytes:
     kind: Literal["invalid_request_error", "server_error"] = (
         "invalid_request_error" if error.status < 500 else "server_error"
     )
-    return msgspec.json.encode(ErrorBody(ErrorDetail(message=message, type=kind, param=error.param, code=error.code)))
+    return line_json(ErrorBody(ErrorDetail(message=message, type=kind, param=error.param, code=error.code)))
 
 
 def usage_body(usage: Usage) -> UsageBody:

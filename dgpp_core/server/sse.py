@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.call_bodies import call_delta
 from dgpp_core.server.generation import CallArguments, CallStart, Event, Finish, Piece, Usage
 from dgpp_core.server.job import Job
+from dgpp_core.server.lines import line_json
 from dgpp_core.server.replies import Head, chat_logprobs, completion_logprobs, error_body, usage_body
 from dgpp_core.text.tokenizer import Tokenizer
 
@@ -19,7 +18,6 @@ PADDING_UNIT = 128
 """Obfuscated events are a multiple of this many bytes long."""
 PADDING_MIN = 16
 
-_json = msgspec.json.Encoder().encode
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 _TO_ALPHABET = bytes(_ALPHABET[byte % len(_ALPHABET)] for byte in range(256))
 
@@ -45,7 +43,7 @@ class _Chunks:
         self._tokenizer = tokenizer
         self._front = (
             b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":null,"choices":['
-            % (_json(head.id), _json(kind), head.created, _json(head.model))
+            % (line_json(head.id), line_json(kind), head.created, line_json(head.model))
         )  # fmt: skip
         self._tier = b',"service_tier":"default"' if job.tier else b""
         self._include_usage = job.include_usage
@@ -60,7 +58,7 @@ class _Chunks:
         """The usage chunk if it is wanted, which has no choices and no padding, and the end."""
         if not self._include_usage:
             return DONE
-        return self._front + b'],"usage":' + _json(usage_body(usage)) + self._tier + b"}\n\n" + DONE
+        return self._front + b'],"usage":' + line_json(usage_body(usage)) + self._tier + b"}\n\n" + DONE
 
     def fail(self, error: RequestError) -> bytes:
         """The error as one more event, and the end."""
@@ -96,12 +94,12 @@ class ChatStream(_Chunks):
         if isinstance(event, CallStart | CallArguments):
             return self._chunk(event.index, call_delta(event), b"null", b"null")
         name = b'{"reasoning_content":' if event.reasoning else b'{"content":'
-        return self._chunk(event.index, name + _json(event.text) + b"}", self._logprobs_of(event), b"null")
+        return self._chunk(event.index, name + line_json(event.text) + b"}", self._logprobs_of(event), b"null")
 
     def _logprobs_of(self, piece: Piece) -> bytes:
         if not self._logprobs or not piece.entries:
             return b"null"
-        return _json(chat_logprobs(piece.entries, self._tokenizer))
+        return line_json(chat_logprobs(piece.entries, self._tokenizer))
 
     def _chunk(self, index: int, delta: bytes, logprobs: bytes, reason: bytes) -> bytes:
         body = b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (
@@ -134,14 +132,14 @@ class CompletionStream(_Chunks):
         if isinstance(event, Finish):
             return self._chunk(b'""', b"null", b'"' + event.reason.encode() + b'"')
         assert isinstance(event, Piece)  # a legacy completion has no tools
-        return self._chunk(_json(event.text), self._logprobs_of(event), b"null")
+        return self._chunk(line_json(event.text), self._logprobs_of(event), b"null")
 
     def _logprobs_of(self, piece: Piece) -> bytes:
         if not self._logprobs or not piece.entries:
             return b"null"
         logprobs = completion_logprobs(piece.entries, self._tokenizer, self._offset)
         self._offset += sum(len(self._tokenizer.token_bytes(entry.id)) for entry in piece.entries)
-        return _json(logprobs)
+        return line_json(logprobs)
 
     def _chunk(self, text: bytes, logprobs: bytes, reason: bytes) -> bytes:
         return b'%b{"index":0,"text":%b,"logprobs":%b,"finish_reason":%b%b}\n\n' % (

@@ -12,6 +12,7 @@ from dgpp_core.api.errors import RequestError
 from dgpp_core.server.blocks import Block, Collected
 from dgpp_core.server.generation import Finish, Usage
 from dgpp_core.server.job import Job
+from dgpp_core.server.lines import line_json
 from dgpp_core.server.messages.requests import TextBlock, ThinkingBlock
 from dgpp_core.server.replies import Head, error_message
 from dgpp_core.text.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ def message_error(error: RequestError) -> bytes:
         kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     details = msgspec.UNSET if error.code is None else MessageFaultDetails(error_code=error.code)
     fault = MessageFault(type=kind, message=error_message(error), details=details)
-    return msgspec.json.encode(MessageError(error=fault))
+    return line_json(MessageError(error=fault))
 
 
 def message(head: Head, job: Job, choices: Sequence[Collected], usage: Usage, tokenizer: Tokenizer) -> MessageBody:

@@ -10,6 +10,7 @@ from dgpp_core.api.errors import RequestError
 from dgpp_core.server.blocks import Block, BlockStream
 from dgpp_core.server.generation import CallArguments, Piece, Usage
 from dgpp_core.server.job import Job
+from dgpp_core.server.lines import line_json
 from dgpp_core.server.messages import events
 from dgpp_core.server.messages.bodies import (
     SIGNATURE,
@@ -23,12 +24,10 @@ from dgpp_core.server.messages.requests import TextBlock, ThinkingBlock
 from dgpp_core.server.replies import Head
 from dgpp_core.text.tokenizer import Tokenizer
 
-_json = msgspec.json.Encoder().encode
-
 
 def _event(event: msgspec.Struct) -> bytes:
     name = str(event.__struct_config__.tag)
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), _json(event))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), line_json(event))
 
 
 class MessageStream(BlockStream):

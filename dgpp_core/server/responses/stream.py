@@ -11,6 +11,7 @@ from dgpp_core.api.errors import RequestError
 from dgpp_core.server.blocks import Block, BlockStream
 from dgpp_core.server.generation import CallArguments, Piece, Usage
 from dgpp_core.server.job import Job
+from dgpp_core.server.lines import line_json
 from dgpp_core.server.replies import Head, chat_logprobs, error_message
 from dgpp_core.server.responses import events
 from dgpp_core.server.responses.bodies import (
@@ -25,8 +26,6 @@ from dgpp_core.server.responses.bodies import (
 from dgpp_core.server.responses.requests import ReasoningText
 from dgpp_core.server.sse import KEEP_ALIVE, padding
 from dgpp_core.text.tokenizer import Tokenizer
-
-_json = msgspec.json.Encoder().encode
 
 
 class ResponseStream(BlockStream):
@@ -112,4 +111,4 @@ class ResponseStream(BlockStream):
     def _event(self, kind: type[Any], **members: Any) -> bytes:
         name = kind.__struct_config__.tag
         number, self._sent = self._sent, self._sent + 1
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), _json(kind(sequence_number=number, **members)))
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), line_json(kind(sequence_number=number, **members)))
