@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -173,6 +174,7 @@ def join(
     device: torch.device | None = None,
     timeout: float = TIMEOUT,
     settings: str = "",
+    listener: socket.socket | None = None,
 ) -> DistributedBus:
     """Form a world with the other ranks; all call this with the same arguments but ``rank`` and ``device``.
 
@@ -182,6 +184,7 @@ def join(
         timeout: seconds for each step of forming the world, and later for each collective of a CPU. On a CUDA device
             NCCL ends the process when a collective takes longer.
         settings: what ranks must have in common beside the version of dgpp; a digest, say.
+        listener: at rank 0, a socket that listens at ``address`` already, so that its port can be any free one.
 
     Raises:
         EngineError: names the rank that is missing, doubled or of another kind, or what the network said.
@@ -192,7 +195,7 @@ def join(
         raise EngineError("no such rank", where=f"rank {rank}", expected=f"0 to {world - 1}")
     if on_cuda and not dist.is_nccl_available():
         raise EngineError("this torch has no NCCL", where=f"rank {rank}", hint="install a CUDA build of torch")
-    store = enter(rank, address, Hello.here(world, settings), timeout)
+    store = enter(rank, address, Hello.here(world, settings), timeout, listener)
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",

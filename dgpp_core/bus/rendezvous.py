@@ -39,17 +39,18 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
         return cls(version=dgpp_core.__version__, world=world, settings=settings, process=process)
 
 
-def enter(rank: int, address: str, hello: Hello, timeout: float) -> Store:
+def enter(rank: int, address: str, hello: Hello, timeout: float, listener: socket.socket | None = None) -> Store:
     """The store of a world in which every rank has said the same.
 
     Args:
         address: ``host:port`` where rank 0 listens.
         timeout: seconds for each step.
+        listener: at rank 0, a socket that listens there already; it is the store's from now on.
 
     Raises:
         EngineError: the address is malformed, taken or silent; a rank is missing, doubled or unlike rank 0.
     """
-    store = _open(rank, address, timeout)
+    store = _open(rank, address, timeout, listener)
     try:
         _compare(store, rank, hello, timeout)
     except EngineError:
@@ -77,14 +78,17 @@ def _compare(store: Store, rank: int, hello: Hello, timeout: float) -> None:
         _require_alike(other, said, hellos[0])
 
 
-def _open(rank: int, address: str, timeout: float) -> TCPStore:
+def _open(rank: int, address: str, timeout: float, listener: socket.socket | None) -> TCPStore:
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > MOST_PORTS:
         expected = f"host:port, the port at most {MOST_PORTS}"
         raise EngineError("the address of rank 0 is malformed", where="address", found=address, expected=expected)
     limit = timedelta(seconds=timeout)
     try:
-        return TCPStore(host.strip("[]"), int(port), None, rank == 0, limit, wait_for_workers=False)
+        return TCPStore(
+            host.strip("[]"), int(port), None, rank == 0, limit, wait_for_workers=False,
+            master_listen_fd=listener.detach() if listener is not None else None,
+        )  # fmt: skip
     except RuntimeError as error:
         what = "rank 0 cannot listen" if rank == 0 else f"rank 0 was not reached within {timeout:g} s"
         found = str(error).splitlines()[0]

@@ -13,6 +13,7 @@ from dgpp_core.cli.command import CONTEXT, GuardedGroup
 
 COMMANDS = {
     "serve": "Serve a model over the OpenAI API.",
+    "rank": "Run one rank of a world that `dgpp serve --rendezvous` leads.",
     "chat": "Talk to a model in the terminal.",
     "key": "Make, list and remove API keys.",
     "plan": "Print the memory plan of a model; exit 1 when it does not fit.",

@@ -38,6 +38,7 @@ SERVICE = {
     "model_alias": "The served model id, where it is not the model's own.",
     "reasoning_in_content": "Leave reasoning in the text instead of a field of its own.",
     "no_eos": "Replies run to their limit (for measuring).",
+    "rendezvous_timeout_ms": "Milliseconds for the other ranks to join.",
 }
 HTTP = {
     "max_body_bytes": "Largest request body.",
@@ -59,6 +60,16 @@ def model_options(command: F) -> F:
 
 
 offline_option = click.option("--offline", is_flag=True, envvar="HF_HUB_OFFLINE", help="Stay off the network.")
+
+
+world_option = click.option(
+    "--world", type=click.IntRange(1, 64), help="Ranks that share the model, all on this host.  [default: 1]"
+)
+
+
+log_dir_option = click.option(
+    "--log-dir", metavar="DIR", help="Where each of several ranks leaves its fault file.  [default: the site's]"
+)
 
 
 api_key_option = click.option(

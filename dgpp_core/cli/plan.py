@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json
-from dgpp_core.cli.options import capacity_options, model_options
+from dgpp_core.cli.options import capacity_options, model_options, world_option
 from dgpp_core.cli.serving import choose, plan_of, warn_of_idle_keys
 from dgpp_core.host.loading import load_plugins
 
@@ -25,6 +25,7 @@ Exit code 1 where the plan does not fit. Nothing is loaded or allocated: config.
 
 @click.command(cls=GuardedCommand, epilog=EPILOG)
 @model_options
+@world_option
 @click.option("--available", type=click.IntRange(1), metavar="BYTES", help="Memory there is.  [default: as measured]")
 @json_option
 @capacity_options

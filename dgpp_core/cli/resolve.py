@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json
-from dgpp_core.cli.options import capacity_options, model_options, service_options
+from dgpp_core.cli.options import capacity_options, model_options, service_options, world_option
 from dgpp_core.cli.serving import settle, warn_of_idle_keys
 from dgpp_core.host.loading import load_plugins
 
@@ -23,6 +23,7 @@ The output is JSON with or without --json. Nothing is loaded and no other machin
 
 @click.command(cls=GuardedCommand, epilog=EPILOG)
 @model_options
+@world_option
 @json_option
 @service_options
 @capacity_options

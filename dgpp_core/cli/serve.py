@@ -8,11 +8,19 @@ from pathlib import Path
 import click
 
 from dgpp_core.cli.command import GuardedCommand
-from dgpp_core.cli.options import capacity_options, model_options, offline_option, service_options
-from dgpp_core.cli.serving import choose, find_checkpoint, serve_options, warn_of_idle_keys
+from dgpp_core.cli.options import (
+    capacity_options,
+    log_dir_option,
+    model_options,
+    offline_option,
+    service_options,
+    world_option,
+)
+from dgpp_core.cli.relaunch import Relaunch
+from dgpp_core.cli.serving import choose, find_checkpoint, serve_options, warn_of_idle_keys, world_options
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.server.logs import LogFormat, set_up
-from dgpp_core.server.options import SamplingOverrides
+from dgpp_core.server.options import SamplingOverrides, ServeOptions
 
 EPILOG = """\b
 Examples:
@@ -21,6 +29,8 @@ Examples:
   dgpp serve --checkpoint ./my-checkpoint --device cpu
   dgpp serve --config smollm2.json --temperature 0 --seed 7
   dgpp serve --plugin smollm2 --host 0.0.0.0 --api-key-file ./keys --log-format json
+  dgpp serve --plugin glm47 --world 2 --relaunch 3        # two ranks on this host
+  dgpp serve --config glm47.json --rendezvous 0.0.0.0:29971   # waits for `dgpp rank` on the other hosts
 
 \b
 A flag goes before the deployment file, and that before the defaults. READY is printed when requests are taken.
@@ -31,6 +41,11 @@ failed while serving, or a second signal cut the end short.
 
 @click.command(cls=GuardedCommand, epilog=EPILOG)
 @model_options
+@world_option
+@click.option("--rendezvous", metavar="HOST:PORT", help="Listen there for ranks that are started with `dgpp rank`.")
+@click.option("--epoch", type=click.IntRange(0), default=1, show_default=True, help="Which start of the world this is.")
+@click.option("--relaunch", type=click.IntRange(0), default=0, help="Start again so many times where the engine fails.")
+@log_dir_option
 @offline_option
 @service_options
 @click.option("--no-image", is_flag=True, help="On a GPU, load the checkpoint itself and keep no resident image.")
@@ -46,6 +61,10 @@ def command(
     plugin: str | None,
     config: Path | None,
     checkpoint: str | None,
+    rendezvous: str | None,
+    epoch: int,
+    relaunch: int,
+    log_dir: str | None,
     offline: bool,
     no_image: bool,
     seed: int | None,
@@ -67,11 +86,20 @@ def command(
     sampling = SamplingOverrides(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    folder = find_checkpoint(chosen, os.environ, offline)
     image = not no_image and os.environ.get("DGPP_RESIDENT_CACHE") != "off"
-    options = serve_options(chosen, folder, sampling, seed, image)
     routes = [route for hooks in host.hooks("dgpp_routes") for route in hooks.routes()]
 
-    from dgpp_core.server.supervisor import run
+    def options(epoch: int) -> ServeOptions:
+        """What the command line, the files that it names and the environment ask for now."""
+        now = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, **flags)
+        world = world_options(now.resolved, rendezvous, epoch, log_dir)
+        return serve_options(now, find_checkpoint(now, os.environ, offline), sampling, seed, image=image, world=world)
 
-    click.get_current_context().exit(run(options, routes=routes))
+    from dgpp_core.server.supervisor import EXIT_FAILED, Stopping, run
+
+    relaunching = Relaunch(options, epoch, relaunch, elsewhere=rendezvous is not None)
+    while True:
+        stopping = Stopping()
+        status = run(relaunching.options, stopping=stopping, routes=routes)
+        if status != EXIT_FAILED or stopping.asked.is_set() or not relaunching.again():
+            click.get_current_context().exit(status)

@@ -12,8 +12,8 @@ import msgspec
 from dgpp_core.api.errors import CheckpointError, ConfigError
 from dgpp_core.api.spec import ModelConfig
 from dgpp_core.api.state import for_device
-from dgpp_core.checkpoint.config_json import CONFIG, read_config, read_model_config
-from dgpp_core.config.resolve import Resolved, default_deployment, resolve
+from dgpp_core.checkpoint.config_json import CONFIG, read_config, read_model_config, read_processor
+from dgpp_core.config.resolve import LOCAL, Resolved, default_deployment, resolve
 from dgpp_core.config.settings import read_deployment, without_effect
 from dgpp_core.config.site import Site, read_site
 from dgpp_core.host.loading import LoadedModel, PluginHost
@@ -21,7 +21,7 @@ from dgpp_core.host.loading import LoadedModel, PluginHost
 if TYPE_CHECKING:
     from dgpp_core.engine.plan import Plan
     from dgpp_core.formats.resident import DeviceKind
-    from dgpp_core.server.options import SamplingOverrides, ServeOptions
+    from dgpp_core.server.options import SamplingOverrides, ServeOptions, WorldOptions
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,27 +219,26 @@ def find_checkpoint(chosen: Chosen, environ: Mapping[str, str], offline: bool) -
 
 
 def serve_options(
-    chosen: Chosen, folder: Path, sampling: SamplingOverrides, seed: int | None, image: bool = True
+    chosen: Chosen,
+    folder: Path,
+    sampling: SamplingOverrides,
+    seed: int | None,
+    *,
+    image: bool = True,
+    world: WorldOptions | None = None,
 ) -> ServeOptions:
     """What the service is started with.
 
     Args:
         image: keep and use a resident image of the weights.
+        world: as `world_options` says.
 
     Raises:
-        ConfigError: config.json is wrong, or the deployment needs several ranks.
+        ConfigError: config.json is wrong.
     """
     from dgpp_core.server.options import ServeOptions
 
     resolved, model = chosen.resolved, chosen.model
-    if resolved.world != 1:
-        raise ConfigError(
-            "this version serves one rank",
-            where="world_size",
-            found=str(resolved.world),
-            expected="1",
-            hint="`dgpp plan` shows what a rank of a larger world needs",
-        )
     settings = resolved.engine
     return ServeOptions(
         model=model.spec.name,
@@ -247,6 +246,7 @@ def serve_options(
         checkpoint=str(folder),
         settings=msgspec.json.encode(settings),
         dialect=model.dialect(),
+        vision=model.vision(_config_in(folder, model), read_processor(folder)),
         config_eos=_config_in(folder, model).eos_ids,
         slots=settings.max_concurrency,
         queue_limit=settings.queue_limit,
@@ -259,6 +259,40 @@ def serve_options(
         image_cache=str(Path(resolved.paths.resident_cache).expanduser()) if image else "",
         sampling=sampling,
         seed=seed,
+        world=world,
+    )
+
+
+def world_options(resolved: Resolved, rendezvous: str | None, epoch: int, log_dir: str | None) -> WorldOptions | None:
+    """The ranks of a deployment; None where there is one.
+
+    Args:
+        rendezvous: where to listen for ranks that are started elsewhere; None starts them all here.
+
+    Raises:
+        ConfigError: some have to be started elsewhere, or there are none.
+    """
+    from dgpp_core.server.options import WorldOptions
+
+    if resolved.world == 1:
+        if rendezvous is not None:
+            expected = "a world of several, by --world or the deployment's world_size"
+            raise ConfigError("a world of one waits for no other ranks", where="--rendezvous", expected=expected)
+        return None
+    if rendezvous is None and (elsewhere := [node for node in resolved.nodes if node != LOCAL]):
+        raise ConfigError(
+            "ranks of this deployment run on other hosts",
+            where="DGPP_NODES",
+            found=", ".join(elsewhere),
+            hint=f"run all here with --world {resolved.world}, or start each with `dgpp rank` and give --rendezvous",
+        )
+    return WorldOptions(
+        size=resolved.world,
+        log_dir=log_dir or resolved.paths.log_dir,
+        rendezvous=rendezvous or "",
+        epoch=epoch,
+        fabric_port=resolved.ports.fabric if rendezvous else 0,
+        timeout=resolved.engine.rendezvous_timeout_ms / 1e3,
     )
 
 

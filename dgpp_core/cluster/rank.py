@@ -1,25 +1,42 @@
-"""The loop of one rank: scheduler and engine, tick by tick."""
+"""The loop of rank 0: the front end's messages in, one step of scheduler and engine each turn, replies out.
+
+`Rank.step` is a turn and touches nothing but its arguments; `Rank.run` is the loop around it that waits.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
+from typing import Protocol
 
 import msgspec
 
 from dgpp_core.api import EngineError, RequestError
-from dgpp_core.cluster.channel import Channel
-from dgpp_core.config.settings import EngineSettings
+from dgpp_core.cluster.leader import Leader
+from dgpp_core.cluster.pulse import Pulse
+from dgpp_core.cluster.stream import OperationStream
 from dgpp_core.engine.compiles import CompileCounter
-from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.operations import Decode, Operation, Prefill
+from dgpp_core.images.picture import Picture
 from dgpp_core.sampling.validate import validate
 from dgpp_core.scheduler.draft_watch import DraftWatch
-from dgpp_core.scheduler.messages import Beat, Boot, Cancel, Ending, Output, Shutdown, Stop, Submit, ToEngine
+from dgpp_core.scheduler.limits import Limits
+from dgpp_core.scheduler.messages import (
+    Beat,
+    Boot,
+    Cancel,
+    Ending,
+    FromEngine,
+    Output,
+    Shutdown,
+    Stop,
+    Submit,
+    ToEngine,
+)
 from dgpp_core.scheduler.scheduler import Scheduler, TickOutput
-from dgpp_core.scheduler.sizing import limits_from
-from dgpp_core.scheduler.stepper import Stepper
+from dgpp_core.scheduler.stepper import Executor, Stepper
+from dgpp_core.text.grammar.spec import Grammar
 
 IDLE_WAIT = 1.0
 GRAMMAR_WAIT = 0.005
@@ -27,55 +44,109 @@ GRAMMAR_WAIT = 0.005
 _log = logging.getLogger(__name__)
 
 
+class FrontEnd(Protocol):
+    """The other end of a rank's loop: a `Channel`."""
+
+    def drain(self, wait: float) -> list[ToEngine]:
+        """Every message that has come; waits up to ``wait`` seconds for a first one."""
+        ...
+
+    def put(self, message: ToEngine) -> None:
+        """Let `drain` find a message as if it had just come; any thread."""
+        ...
+
+    def send(self, message: FromEngine) -> None:
+        """Say something to the front end."""
+        ...
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a loop drives.
+
+    Attributes:
+        executor: runs what the scheduler plans.
+        lag: steps by which a result is read late, 0 or 1.
+        vocab_size: ids a prompt may have.
+        compile_grammar: begins to compile a grammar whose request will come.
+        look: says why a request with such images cannot be served, if it cannot.
+    """
+
+    executor: Executor
+    limits: Limits
+    lag: int
+    vocab_size: int
+    compile_grammar: Callable[[Grammar], Future[object]]
+    look: Callable[[Sequence[Picture]], str] = lambda pictures: ""
+
+
+class World(msgspec.Struct, frozen=True, eq=False):
+    """What rank 0 needs of the other ranks.
+
+    Attributes:
+        leader: tells them what a step is given.
+        stream: rank 0's operations.
+    """
+
+    leader: Leader
+    stream: OperationStream
+
+
 class Rank:
     """Drives one engine.
 
     Args:
+        channel: the way to the front end.
         clock: seconds, monotonic.
         name: the model's, for the log.
         compiles: counts kernels; what it has counted so far was before READY.
+        pulse: where the loop's signs of life go.
+        world: the other ranks, if there are any.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        settings: EngineSettings,
-        channel: Channel,
+        served: Served,
+        channel: FrontEnd,
         clock: Callable[[], float],
         compiles: CompileCounter,
         name: str,
+        *,
+        pulse: Pulse | None = None,
+        world: World | None = None,
     ) -> None:
         self._drafts = DraftWatch(name)
         self._compiles, self._compiled_before = compiles, len(compiles.names)
-        self._channel, self._clock = channel, clock
-        limits = limits_from(
-            engine.geometry,
-            settings,
-            engine.needs_snapshot,
-            decode_rows_match_prefill=engine.decode_rows_match_prefill,
-        )
-        scheduler = Scheduler(limits)
-        lag = int(settings.pipeline and engine.device.type == "cuda")
-        self._stepper = Stepper(scheduler, engine, lag=lag, deliver=self._deliver)
-        self._engine = engine
+        self._channel, self._clock, self._pulse, self._world = channel, clock, pulse or Pulse(clock), world
+        scheduler = Scheduler(served.limits)
+        executor = served.executor if world is None else world.stream.witness(served.executor)
+        self._stepper = Stepper(scheduler, executor, lag=served.lag, deliver=self._deliver, look=served.look)
+        self._served = served
         self._progress, self._step_ms, self._prefill_ms = 0, 0.0, 0.0
         self._stats, self._busy, self._draining = scheduler.stats(), False, False
         self._compiling: set[int] = set()
         self._dropped: set[int] = set()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued, running or in flight, and no grammar is waited for."""
+        return self._stepper.idle and not self._compiling
+
     def run(self) -> None:
         """Until `Shutdown` and the last request's end; raises what the engine raises."""
-        while not (self._draining and self._stepper.idle and not self._compiling):
+        while not (self._draining and self.idle):
             self._busy = not self._stepper.idle
+            self._pulse.turn("waiting")
             messages = self._channel.drain(0 if self._busy else IDLE_WAIT)
+            self._pulse.turn("working")
             if messages or self._busy:
-                self._tick(messages)
+                self.step(messages)
 
     def beat(self) -> Beat:
         """What the heartbeat thread sends."""
         return Beat(self._progress, self._busy, self._stats)
 
-    def _tick(self, messages: Iterable[ToEngine]) -> None:
+    def step(self, messages: Iterable[ToEngine]) -> None:
+        """One turn: what came in, one step on every rank, and what it has for the clients."""
         submissions: list[Submit] = []
         cancels: list[int] = []
         stops: list[int] = []
@@ -97,7 +168,7 @@ class Rank:
                 case Boot():
                     raise EngineError("a second boot message", expected="one, before everything else")
         started = self._clock()
-        operations = self._stepper.step(submissions, cancels, stops)
+        operations = self._together(submissions, cancels, stops)
         self._account(operations, (self._clock() - started) * 1e3)
         self._progress += 1
         stats = self._stepper.scheduler.stats()
@@ -108,6 +179,17 @@ class Rank:
             stats, step_ms=self._step_ms, prefill_ms=self._prefill_ms, kernels_compiled=late
         )
 
+    def _together(
+        self, submissions: Sequence[Submit], cancels: Sequence[int], stops: Sequence[int]
+    ) -> tuple[Operation, ...]:
+        """The step itself. The others are told before rank 0 begins, so that they begin at the same time."""
+        if self._world is None:
+            return self._stepper.step(submissions, cancels, stops)
+        self._world.leader.tick(submissions, cancels, stops)
+        operations = self._stepper.step(submissions, cancels, stops)
+        self._world.stream.close(self._stepper.scheduler.digest)
+        return operations
+
     def _compiled(self, submit: Submit) -> bool:
         """Whether the request's grammar is there; if not, the request comes again when it is."""
         if submit.id in self._dropped:
@@ -116,12 +198,23 @@ class Rank:
         if submit.grammar is None or submit.id in self._compiling:
             self._compiling.discard(submit.id)
             return True
-        made = self._engine.constraints.compile(submit.grammar)
-        if wait((made,), GRAMMAR_WAIT).done:
+        made = self._served.compile_grammar(submit.grammar)
+        theirs = self._compiled_elsewhere(submit.id, submit.grammar)
+        both: tuple[Future[object], Future[object]] = made, theirs
+        if not wait(both, GRAMMAR_WAIT).not_done:
             return True  # if it failed, the engine says so of this request
         self._compiling.add(submit.id)
-        made.add_done_callback(lambda _: self._channel.put(submit))
+        made.add_done_callback(lambda _: theirs.add_done_callback(lambda _: self._channel.put(submit)))
         return False
+
+    def _compiled_elsewhere(self, request: int, grammar: Grammar) -> Future[object]:
+        """Done when every other rank has compiled the grammar."""
+        done: Future[object] = Future()
+        if self._world is None:
+            done.set_result(None)
+        else:
+            self._world.leader.compile(request, grammar, lambda: done.set_result(None))
+        return done
 
     def _drop(self, request: int) -> None:
         """End a request that waits for its grammar."""
@@ -139,7 +232,7 @@ class Rank:
 
     def _fault(self, submit: Submit) -> str:
         """What the engine could not take; the front end has checked before, so this names a broken front end."""
-        vocab_size = self._engine.vocab_size
+        vocab_size = self._served.vocab_size
         if wrong := [token for token in submit.tokens if not 0 <= token < vocab_size]:
             return f"prompt id {wrong[0]} is not below the vocabulary size {vocab_size}"
         try:

@@ -7,7 +7,7 @@ what the tick before committed, execute. A thread of its own says every 0.2 s th
 from __future__ import annotations
 
 import argparse
-import ctypes
+import logging
 import os
 import signal
 import socket
@@ -16,116 +16,88 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import torch
 
-from dgpp_core.api import DgppError, EngineError, ModelConfig
-from dgpp_core.checkpoint.image import ImageCache
+from dgpp_core.api import DgppError, EngineError
+from dgpp_core.cluster.boot import Assignment, Built, build, set_threads
 from dgpp_core.cluster.channel import Channel
+from dgpp_core.cluster.lead import Lead
+from dgpp_core.cluster.process import end_with_parent
+from dgpp_core.cluster.pulse import Pulse
 from dgpp_core.cluster.rank import Rank
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.engine.compiles import CompileCounter
-from dgpp_core.engine.engine import Engine
-from dgpp_core.engine.factory import Progress, build_engine, pick_device, prepare
-from dgpp_core.engine.memory import LinuxMemory, check_floor
-from dgpp_core.engine.plan import make_plan
-from dgpp_core.engine.rehearsal import rehearse, warm
-from dgpp_core.formats.resident import DeviceKind
+from dgpp_core.engine.factory import Progress
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.scheduler.messages import VERSION, Boot, Failed, Loading, Ready
-from dgpp_core.scheduler.sizing import step_depths
-from dgpp_core.text.grammar.vocabulary import Vocabulary
-from dgpp_core.text.tokenizer import Tokenizer
 
 BEAT_SECONDS = 0.2
-_PR_SET_PDEATHSIG = 1
 
 
-def boot(channel: Channel, message: Boot, clock: Callable[[], float]) -> Rank:
-    """Plan, load, rehearse; ends with `Ready` sent."""
+def serve(channel: Channel, clock: Callable[[], float]) -> int:
+    """Boot and run to the end; the exit status."""
+    message = channel.receive()
+    if message is None:
+        return 0
+    if not isinstance(message, Boot):
+        raise EngineError("the first frame must say what to serve", found=type(message).__name__, expected="Boot")
     started = clock()
+    what, report = _assignment(message), _throttled(channel, clock)
+    set_threads(what.here)
+    if message.ranks is None:
+        built = build(what, lambda device: None, report, Pulse(clock))
+        rank = Rank(built.served, channel, clock, built.compiles, message.model)
+        _run(channel, rank, _ready(built, clock() - started))
+        return 0
+    lead = Lead(message, message.ranks, what, channel, report, clock)
+    try:
+        built = lead.start()
+        _run(channel, lead.rank(built, clock, message.model), _ready(built, clock() - started))
+        lead.finish()
+    except Exception as error:
+        lead.fail(error)
+    return 0
+
+
+def _assignment(message: Boot) -> Assignment:
     if message.version != VERSION:
         raise EngineError(
             "front end and engine speak different versions", found=str(message.version), expected=str(VERSION)
         )
-    settings = msgspec.json.decode(message.settings, type=EngineSettings)
-    model = load_plugins(environ=os.environ).model(message.model)
-    device = pick_device(message.device)
-    kind: DeviceKind = "cpu" if device.type == "cpu" else "cuda"
-    settings = settings.on_device(gpu=kind == "cuda")
-    prepared = prepare(model, Path(message.checkpoint), settings, kind)
-    plan = make_plan(
-        table=model.bindings(prepared.config),
-        groups=prepared.groups,
-        config=prepared.config,
-        settings=settings,
-        world=1,
-        device_kind=kind,
-        step_width=prepared.geometry.step_width,
-        extra=model.plan_terms(prepared.config, 1, msgspec.to_builtins(settings)),
-        available=_available(device),
+    return Assignment(
+        model=load_plugins(environ=os.environ).model(message.model),
+        checkpoint=Path(message.checkpoint),
+        device=message.device,
+        settings=msgspec.json.decode(message.settings, type=EngineSettings),
+        image_cache=message.image_cache,
+        world=message.ranks.world if message.ranks else 1,
+        here=message.ranks.here if message.ranks else 1,
     )
-    plan.require()
-    compiles = CompileCounter()
-    if kind == "cuda":
-        compiles.install()
-    report = _guarded(_throttled(channel, clock), plan.headroom // 2)
-    with ThreadPoolExecutor(1) as beside:
-        vocabulary = beside.submit(_vocabulary, Path(message.checkpoint), prepared.config)
-        engine = build_engine(prepared, device, report, images=_images(message, settings, kind))
-    if (tokens := vocabulary.result()) is not None:
-        engine.offer_grammars(tokens)
-    exact = _make_ready(engine, settings, channel)
-    rank = Rank(engine, settings, channel, clock, compiles, message.model)
-    channel.send(
-        Ready(
-            version=VERSION,
-            pid=os.getpid(),
-            vocab_size=prepared.config.vocab_size,
-            context_tokens=prepared.geometry.context,
-            position_ceiling=prepared.config.max_positions,
-            pool_tokens=prepared.geometry.blocks * prepared.geometry.block_tokens,
-            constrained=tokens is not None,
-            row_exact=exact,
-            load_seconds=clock() - started,
-            plan=plan.table(),
-        )
+
+
+def _ready(built: Built, seconds: float) -> Ready:
+    config, geometry = built.prepared.config, built.prepared.geometry
+    return Ready(
+        version=VERSION,
+        pid=os.getpid(),
+        vocab_size=config.vocab_size,
+        context_tokens=geometry.context,
+        position_ceiling=config.max_positions,
+        pool_tokens=geometry.blocks * geometry.block_tokens,
+        constrained=built.constrained,
+        row_exact=built.exact,
+        load_seconds=seconds,
+        plan=built.plan.table(),
     )
-    return rank
 
 
-def _make_ready(engine: Engine, settings: EngineSettings, channel: Channel) -> bool:
-    """Capture, compile and rehearse what will be served; whether rows are independent of their neighbours."""
-    chunk = min(settings.idle_budget or engine.geometry.context, engine.geometry.context)
-    if engine.device.type == "cuda":
-        if settings.decode_graph:
-            for family in engine.use_graphs(step_depths(engine.geometry, settings)):
-                channel.send(Loading(f"graph: {family}"))
-        channel.send(Loading("kernels"))
-        warm(engine, chunk)
-    channel.send(Loading("rehearsal"))
-    return rehearse(engine, chunk, engine.vocab_size)
-
-
-def _vocabulary(checkpoint: Path, config: ModelConfig) -> Vocabulary | None:
-    """What grammars are made of; None where the checkpoint has no tokenizer or no token that ends a reply."""
-    if not config.eos_ids or not (checkpoint / "tokenizer.json").is_file():
-        return None
-    return Vocabulary.of(Tokenizer.load(checkpoint), config.vocab_size, config.eos_ids[0])
-
-
-def _images(message: Boot, settings: EngineSettings, kind: DeviceKind) -> ImageCache | None:
-    """Where resident images are kept: of GPUs, since a CPU packs weights into a form that no file can hold."""
-    if kind == "cpu" or not message.image_cache:
-        return None
-    return ImageCache(Path(message.image_cache), f"bf16_weights {settings.bf16_weights}")
-
-
-def _available(device: torch.device) -> int:
-    return LinuxMemory().available() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+def _run(channel: Channel, rank: Rank, ready: Ready) -> None:
+    """Serve to the orderly end."""
+    channel.send(ready)
+    channel.start()
+    threading.Thread(target=_beat, args=(channel, rank), name="beat", daemon=True).start()
+    rank.run()
 
 
 def _throttled(channel: Channel, clock: Callable[[], float]) -> Progress:
@@ -140,17 +112,6 @@ def _throttled(channel: Channel, clock: Callable[[], float]) -> Progress:
     return report
 
 
-def _guarded(report: Progress, floor: int) -> Progress:
-    """Stop while loading before the machine starts to swap."""
-    memory = LinuxMemory()
-
-    def guarded(stage: str, done: int, total: int) -> None:
-        check_floor(memory, floor, f"loading {stage}")
-        report(stage, done, total)
-
-    return guarded
-
-
 def _beat(channel: Channel, rank: Rank) -> None:
     while True:
         try:
@@ -160,30 +121,15 @@ def _beat(channel: Channel, rank: Rank) -> None:
         time.sleep(BEAT_SECONDS)
 
 
-def serve(channel: Channel, clock: Callable[[], float]) -> int:
-    """Boot and run to the end; the exit status."""
-    message = channel.receive()
-    if message is None:
-        return 0
-    if not isinstance(message, Boot):
-        raise EngineError("the first frame must say what to serve", found=type(message).__name__, expected="Boot")
-    rank = boot(channel, message, clock)
-    channel.start()
-    threading.Thread(target=_beat, args=(channel, rank), name="beat", daemon=True).start()
-    rank.run()
-    return 0
-
-
 def main(argv: list[str]) -> int:
     """Entry point; every failure is sent as `Failed` before the process ends."""
     parser = argparse.ArgumentParser(prog="dgpp-engine", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the connected socket")
     sock = socket.socket(fileno=parser.parse_args(argv).fd)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s rank 0: %(message)s")
     # A terminal's Ctrl-C reaches the whole process group; the front end decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if not os.environ.get("OMP_NUM_THREADS"):  # torch has followed that already; its own default ignores the affinity
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+    end_with_parent()
     channel = Channel(sock, on_close=lambda: os._exit(0))
     try:
         return serve(channel, time.monotonic)

@@ -15,6 +15,7 @@ from dgpp_core.config.site import Site
 from dgpp_core.config.strict import convert
 
 COMMAND_LINE = "command line"
+LOCAL = "localhost"
 OWN_FLAGS = ("model", "plugin", "checkpoint", "device")
 HTTP_FLAGS = {"port": "port", "host": "bind_host", "bind_host": "bind_host", "max_body_bytes": "max_body_bytes",
               "sse_ping_interval": "sse_ping_interval", "api_key_file": "api_key_file"}  # fmt: skip
@@ -88,7 +89,8 @@ def resolve(deployment: Deployment, site: Site, flags: Mapping[str, object]) -> 
 
     Args:
         flags: command-line values under their key's name (``max_concurrency``, ``port``, ``host``, ``checkpoint``, …),
-            and ``no_mtp`` and ``no_prefix_cache``; None is a flag that was not given.
+            and ``no_mtp``, ``no_prefix_cache`` and ``world``, ranks that all run on this host; None is a flag that was
+            not given.
 
     Raises:
         ConfigError: an unknown flag, a value that is not allowed, fewer nodes than ranks, ports that collide, a setting
@@ -97,9 +99,12 @@ def resolve(deployment: Deployment, site: Site, flags: Mapping[str, object]) -> 
     given = {key: value for key, value in flags.items() if value is not None}
     own = {key: str(given.pop(key)) for key in OWN_FLAGS if key in given}
     web = {HTTP_FLAGS[key]: given.pop(key) for key in list(given) if key in HTTP_FLAGS}
+    nodes = site.nodes[: deployment.world_size]
+    if here := given.pop("world", None):
+        nodes = (LOCAL,) * int(str(here))
     engine = _engine(deployment.engine, given)
     http = _http(deployment, site, web)
-    if len(site.nodes) < deployment.world_size:
+    if not here and len(nodes) < deployment.world_size:
         raise ConfigError(
             f"the deployment needs {deployment.world_size} nodes",
             where="DGPP_NODES",
@@ -109,7 +114,6 @@ def resolve(deployment: Deployment, site: Site, flags: Mapping[str, object]) -> 
     if not re.fullmatch(r"(auto|cpu|cuda(:\d+)?)?", device := own.get("device", "")):
         expected = "auto, cpu, cuda or cuda:N"
         raise ConfigError("--device names no device", where=COMMAND_LINE, found=device, expected=expected)
-    nodes = site.nodes[: deployment.world_size]
     ports = Ports(http=http.port, fabric=site.fabric_port, journal=site.journal_port)
     _check_ports(ports, len(nodes))
     return Resolved(

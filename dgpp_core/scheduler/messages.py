@@ -20,12 +20,34 @@ VERSION = 1
 Reason = Literal["eos", "length", "stop", "cancelled", "error"]
 
 
+class Ranks(msgspec.Struct, frozen=True, kw_only=True):
+    """The world that rank 0 leads.
+
+    Attributes:
+        here: ranks on this host.
+        epoch: counts the starts of the world; ranks of another one are refused.
+        journal_fd: the listening socket that the others connect to, open in the engine process.
+        fabric_port: where the bus meets; 0 takes any that is free.
+        log_dir: where fault files go.
+        timeout: seconds for the others to join.
+    """
+
+    world: int
+    here: int
+    epoch: int
+    journal_fd: int
+    fabric_port: int
+    log_dir: str
+    timeout: float
+
+
 class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):
     """Front end to engine, first: what to serve.
 
     Attributes:
         settings: the JSON of the resolved engine settings.
         image_cache: the folder of resident images; empty for none.
+        ranks: the other ranks, where there are any.
     """
 
     version: int
@@ -34,6 +56,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):
     device: str
     settings: bytes
     image_cache: str = ""
+    ranks: Ranks | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -28,6 +27,7 @@ from dgpp_core.scheduler.messages import (
     decode_from_engine,
     encode,
 )
+from dgpp_core.server.ranks import describe_status, dump_stacks
 from dgpp_core.server.watch import TICK_S, Watch, process_state
 
 log = logging.getLogger("dgpp.server")
@@ -87,14 +87,17 @@ class FrameReader(asyncio.Protocol):
 class EngineProcess:
     """A running engine. Made by `engine_process`.
 
+    Args:
+        leads: it is rank 0 of a world of several.
+
     Attributes:
         on_message: called with each message after `Ready`.
         on_failure: called once with the reason when the engine is gone, unless it was asked to leave.
         failed: the engine's own account of its end, if it gave one.
     """
 
-    def __init__(self, process: Process, clock: Callable[[], float]) -> None:
-        self._process = process
+    def __init__(self, process: Process, clock: Callable[[], float], leads: bool = False) -> None:
+        self._process, self._leads = process, leads
         self._clock = clock
         self._watch: Watch | None = None
         self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -105,6 +108,11 @@ class EngineProcess:
         self.on_message: Callable[[FromEngine], None] = lambda _: None
         self.on_failure: Callable[[str], None] = lambda _: None
         self.failed: Failed | None = None
+
+    @property
+    def status(self) -> int | None:
+        """The process's exit status, once it has ended."""
+        return self._process.returncode
 
     def attach(self, transport: asyncio.WriteTransport) -> None:
         """The socket to the process is open."""
@@ -139,7 +147,7 @@ class EngineProcess:
         while self._watch is not None and self._failure is None:
             await asyncio.sleep(TICK_S)
             if reason := self._watch.tick(self._clock()):
-                self.broken(reason)
+                self.broken(self._named(reason))
 
     def receive(self, message: FromEngine) -> None:
         """Take a message of the engine's."""
@@ -165,11 +173,14 @@ class EngineProcess:
     async def reap(self) -> None:
         """Wait for the process's end; the status it left tells more than its closed socket."""
         status = await self._process.wait()
-        self.broken(f"the engine process {describe_status(status)}")
+        self.broken(self._named(f"the engine process {describe_status(status)}"))
+
+    def _named(self, reason: str) -> str:
+        return f"rank 0: {reason}" if self._leads else reason
 
     def lost(self, reason: str) -> None:
         """The stream is broken: give a dying process a moment to leave its status, which is the better reason."""
-        asyncio.get_running_loop().call_later(0.1, self.broken, reason)
+        asyncio.get_running_loop().call_later(0.1, self.broken, self._named(reason))
 
     def broken(self, reason: str) -> None:
         """The engine is gone; the first reason counts."""
@@ -186,22 +197,29 @@ class EngineProcess:
         error.exit_code = self.failed.exit_code if self.failed is not None else 1
         return error
 
-    async def leave(self, *, force: bool) -> None:
-        """End the process: by `Shutdown` if it can still listen, else at once. Returns when it is reaped."""
+    async def leave(self, *, force: bool) -> int:
+        """End the process: by `Shutdown` if it can still listen, else at once. Its exit status, when it is reaped."""
         self._leaving = True
         if not force and self._failure is None:
             self.send((Shutdown(),))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), LEAVE_S)
+        if self._process.returncode is None and self._leads:
+            await dump_stacks(self._process)
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-        await self._process.wait()
+        return await self._process.wait()
 
 
 @contextlib.asynccontextmanager
 async def engine_process(
-    module: str, arguments: Sequence[str], clock: Callable[[], float]
+    module: str,
+    arguments: Sequence[str],
+    clock: Callable[[], float],
+    *,
+    inherit: socket.socket | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[EngineProcess]:
     """Start ``python -m module --fd N`` and end it on leaving, killed if it was not asked to leave before.
 
@@ -209,18 +227,21 @@ async def engine_process(
         module: the worker.
         arguments: further command-line arguments of it.
         clock: monotonic seconds.
+        inherit: the journal's socket, if the process leads other ranks; it has the same number there.
+        environ: its environment; None is this process's.
     """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", module, "--fd", str(theirs.fileno()), *arguments,
-                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
+                pass_fds=[sock.fileno() for sock in (theirs, inherit) if sock is not None],
+                stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=environ,
             )  # fmt: skip
     except BaseException:
         ours.close()
         raise
-    engine = EngineProcess(process, clock)
+    engine = EngineProcess(process, clock, leads=inherit is not None)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_unix_connection(lambda: FrameReader(engine.receive, engine.lost), sock=ours)
     engine.attach(cast(asyncio.WriteTransport, transport))
@@ -231,13 +252,3 @@ async def engine_process(
         await engine.leave(force=True)
         transport.close()
         reaper.cancel()
-
-
-def describe_status(status: int) -> str:
-    """An exit status in words: ``ended with status 3`` or ``was ended by SIGKILL``."""
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was ended by signal {-status}"

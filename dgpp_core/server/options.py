@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpp_core.api.spec import Dialect
+from dgpp_core.api.vision import Vision
 from dgpp_core.config.settings import HttpSettings
 
 
@@ -18,6 +19,31 @@ class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
 
 
+class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks that share a model.
+
+    Attributes:
+        size: how many.
+        log_dir: where each leaves its fault file.
+        rendezvous: ``host:port`` to listen at for ranks that are started elsewhere; empty starts them all here.
+        epoch: counts the starts of this world; ranks that were started for another one are refused.
+        fabric_port: where the bus meets; 0 takes any port that is free.
+        timeout: seconds for the other ranks to join.
+    """
+
+    size: int
+    log_dir: str
+    rendezvous: str = ""
+    epoch: int = 1
+    fabric_port: int = 0
+    timeout: float = 120.0
+
+    @property
+    def here(self) -> int:
+        """Ranks on this host."""
+        return 1 if self.rendezvous else self.size
+
+
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One engine and its HTTP service.
 
@@ -26,6 +52,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
         served_id: the model id that clients name.
         checkpoint: the checkpoint's folder.
         dialect: the family's markers and template; None where it has none.
+        vision: how the model takes images; None where it takes none.
         config_eos: end ids of config.json.
         settings: the resolved `EngineSettings` as JSON, handed to the engine as they are.
         slots: requests that run at once.
@@ -39,6 +66,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
         image_cache: the folder of resident images; empty keeps none.
         sampling: sampling defaults from the command line.
         seed: the seed of requests that name none; None draws one for each.
+        world: the ranks that share the model, where there are several.
     """
 
     model: str
@@ -46,6 +74,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     settings: bytes
     dialect: Dialect | None = None
+    vision: Vision | None = None
     config_eos: tuple[int, ...] = ()
     slots: int = 8
     queue_limit: int = 64
@@ -58,3 +87,4 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     image_cache: str = ""
     sampling: SamplingOverrides = SamplingOverrides()
     seed: int | None = None
+    world: WorldOptions | None = None

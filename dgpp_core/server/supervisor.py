@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.page import page_routes
 from dgpp_core.server.progress import LoadingDisplay
+from dgpp_core.server.ranks import LEAVE_S, listen_for_ranks, local_ranks, ranks_of, threads_environ
 from dgpp_core.server.served import served_model
 from dgpp_core.server.service import Outside, Service
 from dgpp_core.server.timings import Timings
@@ -64,6 +65,7 @@ DEFAULT_TIMING = Timing()
 def run(
     options: ServeOptions,
     *,
+    stopping: Stopping | None = None,
     worker_module: str = WORKER,
     worker_arguments: Sequence[str] = (),
     on_ready: OnReady | None = None,
@@ -73,6 +75,7 @@ def run(
     """Serve until a signal ends it. The exit status is 0 for an orderly end, 2 if the engine failed or it was forced.
 
     Args:
+        stopping: asked to stop by signals; whoever passes it knows afterwards whether it was.
         worker_module: what `python -m` runs as the engine, with ``worker_arguments``.
         on_ready: called with the service's URL when it serves; without it, READY is printed.
         routes: further Litestar routes.
@@ -84,7 +87,7 @@ def run(
         log.warning("%s", warning)
     text = load_text(Path(options.checkpoint), options.dialect, config_eos=options.config_eos)
     listener = listen(options.http.bind_host, options.http.port)
-    stopping = Stopping()
+    stopping = stopping or Stopping()
     outside = Outside(clock=time.monotonic, time=time.time, random_bytes=os.urandom)
 
     async def main() -> int:
@@ -148,8 +151,8 @@ async def serve(
 ) -> int:
     """As `run`, in a running loop, with everything from outside as arguments."""
     keys = KeyRing(Path(options.http.api_key_file).expanduser()) if options.http.api_key_file else None
-    async with engine_process(worker_module, worker_arguments, outside.clock) as engine:
-        ready = await _start(engine, options, stopping)
+    async with _engine(options, worker_module, worker_arguments, outside) as (engine, boot):
+        ready = await _start(engine, boot, stopping)
         if ready is None:  # an engine that loads does not listen: it is ended with the block
             return 0
         timings = Timings(outside.clock, options.served_id)
@@ -169,8 +172,40 @@ async def serve(
         finally:
             if trial is not None:
                 trial.close()
-        await engine.leave(force=server.force_exit)
-        return status
+        left = await engine.leave(force=server.force_exit)
+        if left > 0 and not status:
+            log.error("the engine left with status %d", left)
+        return status or (EXIT_FAILED if left > 0 else 0)
+
+
+@contextlib.asynccontextmanager
+async def _engine(
+    options: ServeOptions, module: str, arguments: Sequence[str], outside: Outside
+) -> AsyncIterator[tuple[EngineProcess, Boot]]:
+    """The engine's process, with those of the other ranks where there are any, and what it has to be told."""
+    boot = Boot(
+        version=VERSION,
+        model=options.model,
+        checkpoint=options.checkpoint,
+        device=options.device,
+        settings=options.settings,
+        image_cache=options.image_cache,
+    )
+    if options.world is None:
+        async with engine_process(module, arguments, outside.clock) as engine:
+            yield engine, boot
+        return
+    with listen_for_ranks(options.world) as journal:
+        environ = threads_environ(options.world)
+        boot = msgspec.structs.replace(boot, ranks=ranks_of(options.world, journal))
+        async with (
+            engine_process(module, arguments, outside.clock, inherit=journal, environ=environ) as engine,
+            local_ranks(options, journal, engine.broken) as others,
+        ):
+            journal.close()
+            yield engine, boot
+            if engine.status == 0:
+                await asyncio.gather(*(rank.leave(LEAVE_S) for rank in others))
 
 
 def _trial(text: TextStack, ready: Ready) -> Trial | None:
@@ -183,16 +218,8 @@ def _trial(text: TextStack, ready: Ready) -> Trial | None:
     return trial
 
 
-async def _start(engine: EngineProcess, options: ServeOptions, stopping: Stopping) -> Ready | None:
+async def _start(engine: EngineProcess, boot: Boot, stopping: Stopping) -> Ready | None:
     """The engine's readiness, or None if we were asked to stop first."""
-    boot = Boot(
-        version=VERSION,
-        model=options.model,
-        checkpoint=options.checkpoint,
-        device=options.device,
-        settings=options.settings,
-        image_cache=options.image_cache,
-    )
     with LoadingDisplay(Console(stderr=True)) as display:
         starting = asyncio.ensure_future(engine.start(boot, display.show))
         asked = asyncio.ensure_future(stopping.asked.wait())

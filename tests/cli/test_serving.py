@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from dgpp_core.api import ConfigError, PluginError
 from dgpp_core.cli.main import cli
 from dgpp_core.cli.options import CAPACITY, HTTP, OWN_NAMES, SERVICE
-from dgpp_core.cli.serving import choose, serve_options
+from dgpp_core.cli.serving import choose, serve_options, world_options
 from dgpp_core.cli.synth import in_format, shortened
 from dgpp_core.config.settings import IDLE_KEYS, EngineSettings, HttpSettings
 from dgpp_core.engine.factory import prepare
@@ -273,11 +273,29 @@ def test_what_is_served_is_what_was_asked_for(host: PluginHost, toy_checkpoint: 
     assert msgspec.json.decode(options.settings, type=EngineSettings) == chosen.resolved.engine
 
 
-def test_a_world_of_two_is_planned_and_not_served(host: PluginHost, toy: LoadedModel, tmp_path: Path) -> None:
+def test_ranks_of_other_hosts_are_waited_for_and_not_started(
+    host: PluginHost, toy: LoadedModel, tmp_path: Path
+) -> None:
     file = Path(deployment(tmp_path / "d.json", model=toy.spec.repository, world_size=2))
-    chosen = choose(host, {"DGPP_NODES": "a b"}, plugin=None, config=file, checkpoint=None)
-    with pytest.raises(ConfigError, match="serves one rank"):
-        serve_options(chosen, tmp_path, SamplingOverrides(), None)
+    two = choose(host, {"DGPP_NODES": "a b"}, plugin=None, config=file, checkpoint=None).resolved
+    with pytest.raises(ConfigError, match="other hosts") as raised:
+        world_options(two, None, 1, None)
+    assert "a, b" in raised.value.found
+    led = world_options(two, "0.0.0.0:29971", 7, str(tmp_path))
+    assert led is not None
+    assert (led.size, led.here, led.epoch, led.fabric_port) == (2, 1, 7, two.ports.fabric)
+
+
+def test_a_world_is_started_on_this_host(host: PluginHost, toy_checkpoint: Path) -> None:
+    given = {"plugin": "toy", "config": None, "checkpoint": str(toy_checkpoint)}
+    four = choose(host, {}, **given, world=4).resolved  # type: ignore[arg-type]
+    here = world_options(four, None, 1, None)
+    assert here is not None
+    assert (here.size, here.here, here.rendezvous, here.log_dir) == (4, 4, "", four.paths.log_dir)
+    one = choose(host, {}, **given).resolved  # type: ignore[arg-type]
+    assert world_options(one, None, 1, None) is None
+    with pytest.raises(ConfigError, match="world of one"):
+        world_options(one, "127.0.0.1:1", 1, None)
 
 
 # synth

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dgpp_core.checkpoint.synth import synthesise
+from dgpp_core.cluster.boot import served_by
 from dgpp_core.cluster.channel import Channel, read_exactly
 from dgpp_core.cluster.rank import Rank
 from dgpp_core.config.settings import EngineSettings
@@ -75,7 +76,7 @@ def front_end(tmp_path: Path) -> Iterator[FrontEnd]:
     ours.settimeout(60)
     channel = Channel(theirs, on_close=lambda: None)
     channel.start()
-    rank = Rank(engine, SETTINGS, channel, time.monotonic, CompileCounter(), "tiny")
+    rank = Rank(served_by(engine, SETTINGS), channel, time.monotonic, CompileCounter(), "tiny")
     thread = threading.Thread(target=rank.run)
     thread.start()
     found = FrontEnd(ours)

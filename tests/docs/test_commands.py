@@ -72,11 +72,12 @@ def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def check_serve(command: str) -> None:
-    """Every option of a ``dgpp serve`` line exists and takes its value."""
-    serve = cli.get_command(click.Context(cli), "serve")
-    assert serve is not None
-    serve.make_context("serve", shlex.split(command)[2:])
+def check_options(command: str) -> None:
+    """Every option of a line that would serve exists and takes its value."""
+    _, name, *arguments = shlex.split(command)
+    serving = cli.get_command(click.Context(cli), name)
+    assert serving is not None
+    serving.make_context(name, arguments)
 
 
 def install(name: str, cwd: Path) -> None:
@@ -115,8 +116,8 @@ def test_every_command_runs(page: Path, url: str, tmp_path: Path) -> None:
     for command in commands(page):
         if command in NOT_RUN:
             continue
-        if command.startswith("dgpp serve "):
-            check_serve(command)
+        if command.startswith(("dgpp serve ", "dgpp rank ")):
+            check_options(command)
             continue
         if package := GENERATED.fullmatch(command):
             install(package[1], tmp_path)

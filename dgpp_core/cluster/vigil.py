@@ -1,0 +1,167 @@
+"""When is a rank taken for lost? Pure: the clock is an argument, and so is everything that was heard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from dgpp_core.api import DgppError, EngineError
+from dgpp_core.cluster.records import Heartbeat
+
+BEAT_S = 0.2
+"""How often every rank sends a heartbeat."""
+JUDGE_S = 0.1
+"""How often it looks whether the others have."""
+OWN_PAUSE_S = 0.5
+"""Lateness of our own look that makes the silence measured in it ours."""
+MARGIN = 4.0
+"""A loop may be without a sign for so many times what it took in the rehearsal, which runs the largest shapes."""
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds.
+
+    Attributes:
+        silent: without a frame, after which a rank is lost.
+        stalled: without a sign of a loop that computes or waits in a collective, after which it hangs; more where the
+            rehearsal took long, see `MARGIN`.
+        settle: how long the first of several faults waits for the others, one of which may be its cause.
+        leave: how long ranks may take to end in order.
+    """
+
+    silent: float = 1.6
+    stalled: float = 1.6
+    settle: float = 0.15
+    leave: float = 5.0
+
+
+class Fault(msgspec.Struct, frozen=True, eq=False):
+    """One account of why a world ends.
+
+    Attributes:
+        weight: how far from the cause, `CAUSES` from the nearest on.
+    """
+
+    weight: int
+    error: DgppError
+
+
+ENDED, FAILED, DIFFERS, SILENT, STALLED, MISSED = CAUSES = range(6)
+"""A process ended; a rank says what failed; a digest differs; a rank is silent; it hangs; a collective failed."""
+
+
+class Vigil:
+    """Judges other ranks by what comes from them.
+
+    Args:
+        names: rank to who it is, of those that are watched.
+        now: the current time in seconds, as in every method.
+    """
+
+    def __init__(self, names: Mapping[int, str], patience: Patience, now: float) -> None:
+        self._names, self._patience = dict(names), patience
+        self._heard = dict.fromkeys(names, now)
+        self._beats: dict[int, tuple[Heartbeat, float]] = {}
+        self._judged = now
+        self._stalled = patience.stalled
+
+    def allow(self, longest: float) -> None:
+        """A loop may take as long as ``longest`` for one thing, with a margin."""
+        self._stalled = max(self._stalled, MARGIN * longest)
+
+    def hear(self, rank: int, now: float) -> None:
+        """A frame came."""
+        self._heard[rank] = now
+
+    def beat(self, rank: int, beat: Heartbeat, now: float) -> None:
+        """A heartbeat came."""
+        self._heard[rank] = now
+        self._beats[rank] = (beat, now)
+
+    def judge(self, now: float) -> Fault | None:
+        """Whom the world has lost, if anybody; call it every `JUDGE_S`."""
+        late = now - self._judged - JUDGE_S
+        self._judged = now
+        if late > OWN_PAUSE_S:  # we were paused ourselves: frames may be waiting to be read
+            self._heard = dict.fromkeys(self._heard, now)
+            self._beats = {rank: (beat, now) for rank, (beat, _) in self._beats.items()}
+            return None
+        return self._silent(now) or self._stuck(now)
+
+    def _silent(self, now: float) -> Fault | None:
+        rank = min(self._heard, key=lambda rank: (self._heard[rank], rank))
+        silence = now - self._heard[rank]
+        if silence < self._patience.silent:
+            return None
+        error = EngineError(
+            f"rank {rank} is silent",
+            where=self._names[rank],
+            found=f"nothing for {silence:.1f} s; {self._last(rank)}",
+            expected=f"a heartbeat every {BEAT_S} s",
+            hint="see whether its process is stopped, its node is up and its network is there",
+        )
+        return Fault(SILENT, error)
+
+    def _stuck(self, now: float) -> Fault | None:
+        """A loop at work without a sign, or ranks in a collective that no other rank is on its way to."""
+        ages = {rank: beat.age + now - came for rank, (beat, came) in self._beats.items()}
+        phases = {rank: beat.phase for rank, (beat, _) in self._beats.items()}
+        working = [rank for rank, phase in phases.items() if phase == "working"]
+        for rank in working:
+            if ages[rank] >= self._stalled:
+                return self._hung(rank, f"no sign of its loop for {ages[rank]:.1f} s; {self._last(rank)}")
+        inside = [rank for rank, phase in phases.items() if phase == "collective"]
+        if working or not inside or min(ages[rank] for rank in inside) < self._stalled:
+            return None
+        absent = [rank for rank in phases if rank not in inside and ages[rank] >= self._stalled]
+        found = "; ".join(f"rank {rank}: {self._last(rank)}" for rank in sorted(phases))
+        if absent:
+            return self._hung(absent[0], found)
+        if len(inside) < len(self._names):
+            return None
+        error = EngineError(
+            "a collective does not end",
+            where=", ".join(f"rank {rank}" for rank in sorted(inside)),
+            found=found,
+            expected=f"an end within {self._stalled:.1f} s: every rank takes part in it",
+            hint="check the network of the bus, which is not that of the journal",
+        )
+        return Fault(STALLED, error)
+
+    def _hung(self, rank: int, found: str) -> Fault:
+        error = EngineError(
+            f"rank {rank} hangs",
+            where=self._names[rank],
+            found=found,
+            expected=f"a sign of its loop within {self._stalled:.1f} s",
+            hint="its stacks are in its fault file",
+        )
+        return Fault(STALLED, error)
+
+    def _last(self, rank: int) -> str:
+        if rank not in self._beats:
+            return "never heard of"
+        beat, _ = self._beats[rank]
+        return f"last {beat.phase}, step {beat.step}" + (f", {beat.call}" if beat.call else "")
+
+
+class Fate:
+    """Which of several accounts ended the world. Those that come within a moment of the first are of one event."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._faults: list[Fault] = []
+        self._due = float("inf")
+
+    def note(self, fault: Fault, now: float) -> None:
+        """An account came."""
+        if not self._faults:
+            self._due = now + (self._patience.settle if fault.weight > ENDED else 0.0)
+        self._faults.append(fault)
+
+    def sealed(self, now: float) -> DgppError | None:
+        """The account nearest to the cause, once no other has to be waited for."""
+        if now < self._due:
+            return None
+        return min(self._faults, key=lambda fault: fault.weight).error
