@@ -37,7 +37,7 @@ def measured(layers: int, form: str, checkpoint: str | None) -> dict[str, Any]:
         streams: row["ms_per_step"] / plain[streams]["ms_per_step"]
         for streams, row in report["drafted"]["decode"].items()
     }
-    prefill = bench("prefill", *model, "--tokens", "2048,8192", "--chunk", "2048")
+    prefill = bench("prefill", *model, "--tokens", "2048,8192", "--chunk", "0")
     report["prefill"], report["prefill_memory"] = prefill["prefill"], prefill["memory"]
     if checkpoint is not None:
         boots = bench("boot", "--plugin", "glm47", "--checkpoint", checkpoint, "--device", "cuda", "--runs", "3")

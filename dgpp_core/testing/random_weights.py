@@ -34,13 +34,13 @@ class RandomWeights:
 
     def take(self, target: str) -> Tensor:
         """See `Weights`."""
-        return torch.cat([self._dense(binding) for binding in self._claim(target)])
+        return _joined([self._dense(binding) for binding in self._claim(target)])
 
     def matrix(self, target: str) -> Matrix:
         """See `Weights`."""
         bindings = self._claim(target)
         if self._storage(bindings[0]) == "dense":
-            return DenseMatrix(torch.cat([self._dense(binding) for binding in bindings]))
+            return DenseMatrix(_joined([self._dense(binding) for binding in bindings]))
         return stack(self._stored(bindings), len(bindings))
 
     def prepared(
@@ -98,6 +98,11 @@ class RandomWeights:
             suffixes = {part.name: part.suffix for part in parts_of(like)}
             self._originals[key] = {suffixes[name]: tensor.to(self._device) for name, tensor in named.items()}
         return self._originals[key]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The parts below each other; one alone is not copied, since the plan has no room for a head twice."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _roll(tensor: Tensor, shift: int) -> Tensor:

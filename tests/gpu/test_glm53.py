@@ -41,5 +41,5 @@ def test_logprobs_are_near_those_of_the_cpu(model: LoadedModel, fmt: str, kv_dty
         assert found is not None
         first.append(dict(found[0].top))
     shared = set(first[0]) & set(first[1])
-    assert len(shared) >= 10
+    assert len(shared) >= 10, first
     assert max(abs(first[0][token] - first[1][token]) for token in shared) < 0.5

@@ -222,7 +222,6 @@ def strip_attention(
             q_bias = gl.load(bias + lead, mask=live, other=0.0).to(gl.float32)
         for_q = line_parameters(q_norm, cos, sin, 0 * h + position, W, SPAN, HALF, NORMED)
         pdl_wait(PDL)
-        pdl_launch(PDL)
         mine = qkv + row * WIDTH
         q = gl.load(mine + lead, mask=live, other=0.0)
         owner = slot == (parts - 1) % spread
@@ -255,6 +254,7 @@ def strip_attention(
             q += q_bias
         q = normed_and_turned(q, for_q, eps, W, SPAN, HALF, NORMED)
         q_lines.store(to_words(q, WORDS))
+        pdl_launch(PDL)  # not before: the successor's weights would stand in line before the step's own rows
         top = gl.full([W, 16], float("-inf"), gl.float32, LM)
         total = gl.zeros([W, 16], gl.float32, LM)
         value = gl.zeros([W, 16, SPAN], gl.float32, M)

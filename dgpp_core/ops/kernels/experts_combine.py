@@ -22,8 +22,9 @@ def sum_of_experts(y, weights, m, M, H: tl.constexpr, CHUNK: tl.constexpr, TOPK:
 
     Everything is loaded before anything is added: one program has the whole row, and waits for memory once.
     """
-    factors, rows = (), ()
-    for s in tl.static_range(TOPK):
+    factors = (tl.load(weights + m * TOPK),)
+    rows = (row_chunks(y + m * TOPK * H, H, CHUNK),)
+    for s in tl.static_range(1, TOPK):
         factors = factors + (tl.load(weights + (m * TOPK + s)),)
         rows = rows + (row_chunks(y + (m * TOPK + s) * H, H, CHUNK),)
     if SHARED:
@@ -74,14 +75,19 @@ def combine_norm_rows(
     SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """residual fp32 ``[M, H]`` += experts; out = residual / rms * gain, rounded once."""
+    """residual fp32 ``[M, H]`` += experts; out = residual / rms * gain, rounded once.
+
+    The successor is let in when everything is loaded: its weights would stand in line before these rows, and before the
+    last ones of the experts (4 % of a step with bf12).
+    """
     m = tl.program_id(0).to(tl.int64)
     gains = row_chunks(gain, H, CHUNK)
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
     before = row_chunks(residual + m * H, H, CHUNK)
     added = sum_of_experts(y, weights, m, M, H, CHUNK, TOPK, SHARED)
+    if PDL:
+        gdc_launch_dependents()
     x = ()
     for c in tl.static_range(len(before)):
         x = x + (before[c] + added[c],)

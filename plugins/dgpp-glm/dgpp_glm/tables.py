@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dgpp_core.api import Binding, BindingTable, Init, Recoded, Stack
 from dgpp_glm.config import GlmConfig
 
-DRAFT_EXPERTS = "nvfp4"
-"""What the draft layer's dense experts become on a GPU: a fifth of the memory, and drafts are verified anyway."""
+DRAFT_WEIGHTS = "nvfp4"
+"""What the draft layer's dense matrices become on a GPU: fewer bytes, and drafts are verified anyway."""
 
 DRAFT_HEAD = "nvfp4"
 """What the output head is read as for drafts on a GPU, a second time: a quarter of the bytes."""
@@ -43,17 +43,20 @@ class Tables(ABC):
     def matrix(
         self, module: str, shape: tuple[int, int], target: str, *, cut: int | None = None, draft: bool = False
     ) -> Binding:
-        """A matrix in whatever form the checkpoint has it. ``draft``: an expert of the draft layer."""
+        """A matrix in whatever form the checkpoint has it. ``draft``: it is the draft layer's."""
         storage = self.c.quantisation.of(module)
-        resident = DRAFT_EXPERTS if draft and storage == "dense" else ""
+        resident = DRAFT_WEIGHTS if draft and storage == "dense" else ""
         init = Init(std=shape[1] ** -0.5)
         return Binding(
             name=f"{module}.weight", shape=shape, target=target, cut=cut, init=init, storage=storage, resident=resident
         )
 
-    def dense(self, module: str, shape: tuple[int, int], target: str, *, cut: int | None = None) -> Binding:
-        """A matrix that no release quantises."""
-        return Binding(name=f"{module}.weight", shape=shape, target=target, cut=cut, init=Init(std=shape[1] ** -0.5))
+    def dense(
+        self, module: str, shape: tuple[int, int], target: str, *, cut: int | None = None, draft: bool = False
+    ) -> Binding:
+        """A matrix that no release quantises. ``draft``: as of `matrix`."""
+        init, resident = Init(std=shape[1] ** -0.5), DRAFT_WEIGHTS if draft else ""
+        return Binding(name=f"{module}.weight", shape=shape, target=target, cut=cut, init=init, resident=resident)
 
     def layer(self, index: int) -> Iterator[Binding]:
         """A decoder layer; the draft layer is one too."""
@@ -91,7 +94,7 @@ class Tables(ABC):
         name, hidden = f"{self.prefix}.layers.{self.c.num_hidden_layers}", self.c.hidden_size
         yield vector(f"{name}.enorm.weight", "draft.embedding_norm", hidden)
         yield vector(f"{name}.hnorm.weight", "draft.hidden_norm", hidden)
-        yield self.dense(f"{name}.eh_proj", (hidden, 2 * hidden), "draft.mix")
+        yield self.dense(f"{name}.eh_proj", (hidden, 2 * hidden), "draft.mix", draft=True)
         yield from self.layer(self.c.num_hidden_layers)
         yield vector(f"{name}.shared_head.norm.weight", "draft.norm", hidden)
 

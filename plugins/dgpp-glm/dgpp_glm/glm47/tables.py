@@ -16,16 +16,16 @@ class _Tables(Tables):
 
     def attention(self, name: str, to: str, index: int) -> Iterator[Binding]:
         """Queries, keys and values as one parameter, divided by heads."""
-        c = self.shapes
+        c, draft = self.shapes, index == self.c.num_hidden_layers
         sizes = {"q": c.num_attention_heads * c.head_dim, "k": c.num_key_value_heads * c.head_dim}
         sizes["v"] = sizes["k"]
         for part, size in sizes.items():
-            yield self.matrix(f"{name}.{part}_proj", (size, c.hidden_size), f"{to}.qkv", cut=0)
+            yield self.matrix(f"{name}.{part}_proj", (size, c.hidden_size), f"{to}.qkv", cut=0, draft=draft)
         for part, size in sizes.items():
             yield vector(f"{name}.{part}_proj.bias", f"{to}.qkv_bias", size, cut=0, init=Init(std=0.2))
         yield vector(f"{name}.q_norm.weight", f"{to}.q_norm", c.head_dim)
         yield vector(f"{name}.k_norm.weight", f"{to}.k_norm", c.head_dim)
-        yield self.matrix(f"{name}.o_proj", (c.hidden_size, sizes["q"]), f"{to}.o", cut=1)
+        yield self.matrix(f"{name}.o_proj", (c.hidden_size, sizes["q"]), f"{to}.o", cut=1, draft=draft)
 
 
 def bindings(c: Glm47Config) -> BindingTable:
