@@ -28,6 +28,8 @@ START_SECONDS = 60.0
 TOO_MUCH = "compiling it takes more"
 """How a verdict begins that is about the work and not about what is written."""
 
+_CLOSED = "the service is stopping"
+
 
 class Trial:
     """Tries grammars, each source once. Safe to use from several threads.
@@ -43,6 +45,7 @@ class Trial:
         self, tokens: Tokens, *, processes: int = 2, seconds: float = COMPILE_SECONDS, remembered: int = 1024
     ) -> None:
         self._seconds, self._remembered = seconds, remembered
+        self._closed = threading.Event()
         self._lock = threading.Lock()
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._running: dict[bytes, Future[str]] = {}
@@ -91,7 +94,8 @@ class Trial:
             return self._verdicts.get(key)
 
     def close(self) -> None:
-        """End every process."""
+        """End every process, and every check that waits for one: nothing compiles from now on."""
+        self._closed.set()
         for process in self._all:
             process.kill()
 
@@ -116,6 +120,8 @@ class Trial:
             return f"it is larger than {MAX_SOURCE} characters"
         process = self._idle.get()
         try:
+            if self._closed.is_set():
+                return _CLOSED
             process.start()
             error = process.ask(source, self._seconds)
         except TimeoutError:
@@ -123,7 +129,7 @@ class Trial:
             return f"{TOO_MUCH} than {self._seconds:g} s"  # not remembered: the machine may have been busy
         except OSError:
             process.kill()
-            return f"{TOO_MUCH} memory than there is for it"
+            return _CLOSED if self._closed.is_set() else f"{TOO_MUCH} memory than there is for it"
         finally:
             self._idle.put(process)
         with self._lock:

@@ -117,3 +117,23 @@ def test_who_asks_for_a_grammar_that_is_being_tried_waits_for_that_and_starts_no
         return time.monotonic() - started
 
     assert seconds(12, 99_999_971) < 2.5 * seconds(1, 99_999_959)
+
+
+def test_closing_ends_every_check_that_runs_or_waits() -> None:
+    """A service that stops would otherwise wait until every grammar in the queue has been given up."""
+    made = Trial(Tokens(WIDTH, END, {token: PIECES[token] for token in sorted(CONTROL)}), processes=1, seconds=30.0)
+    made.start()
+    verdicts: list[str] = []
+
+    def ask(divisor: int) -> None:
+        with pytest.raises(GrammarError) as caught:
+            made.check(sources.json_schema({"type": "integer", "multipleOf": divisor}))
+        verdicts.append(str(caught.value))
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, divisor) for divisor in (99_999_989, 99_999_971, 99_999_959, 99_999_941)]
+        time.sleep(0.3)
+        made.close()
+        for one in asked:
+            one.result(timeout=10)
+    assert verdicts == ["the service is stopping"] * 4
