@@ -17,6 +17,10 @@ from torch import Tensor
 
 from dgpp_core.api import Bus, DgppError
 from dgpp_core.bus.distributed import DistributedBus, join
+from dgpp_core.bus.fold import fold
+from dgpp_core.bus.forming import Layout, Terms
+from dgpp_core.bus.shm.join import join as join_shm
+from dgpp_core.bus.slab_bus import SlabBus
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.sampling.params import GREEDY, SamplingParams
@@ -24,7 +28,9 @@ from dgpp_core.testing.world import Reply, World
 
 SETTINGS = EngineSettings(max_concurrency=4, kv_capacity=1024, block_tokens=16, prefill_budget_tokens=32)
 TIMEOUT = 2.0
-Program = Callable[[DistributedBus], object]
+Program = Callable[[Any], object]
+SMALL = Layout(host_slot=64 * 1024)
+"""So that tests of a megabyte take several segments."""
 
 
 def run(
@@ -37,6 +43,7 @@ def run(
     silent: int = -1,
     device: str = "cpu",
     timeout: float = TIMEOUT,
+    transport: str = "torch",
 ) -> list[Any]:
     """The answers of processes that are ``ranks`` of a world, all of it by default; None for the silent one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -44,7 +51,7 @@ def run(
     running = []
     for number, rank in enumerate(ranks or range(world)):
         answer, theirs = context.Pipe(duplex=False)
-        joining = {"settings": settings[number] if settings else "", "timeout": timeout}
+        joining = {"settings": settings[number] if settings else "", "timeout": timeout, "transport": transport}
         process = context.Process(target=start, args=(rank, world, address, device, joining, program, theirs))
         process.start()
         theirs.close()
@@ -65,16 +72,29 @@ def _receive(answer: Connection, timeout: float) -> Any:
 def start(rank: int, world: int, address: str, device: str, joining: Any, program: Program, answer: Connection) -> None:
     """One process: join, run, and answer with the result or with the error's line."""
     torch.set_num_threads(1)
-    place = torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
-    if device == "cuda":
+    place = torch.device("cpu")
+    if device == "cuda":  # ranks may share one
+        place = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(place)
     try:
-        with join(rank, world, address, device=place, **joining) as bus:
+        with connect(rank, world, address, place, **joining) as bus:
             answer.send(program(bus))
     except DgppError as error:
         answer.send(error.line())
     except ValueError as error:
         answer.send(f"ValueError: {error}")
+
+
+def connect(
+    rank: int, world: int, address: str, device: torch.device, *, settings: str, timeout: float, transport: str
+) -> DistributedBus | SlabBus:
+    """Join over a transport: ``torch``, or ``shm`` with kernels where there is a device."""
+    if transport == "torch":
+        return join(rank, world, address, device=device, timeout=timeout, settings=settings)
+    gpu = device if device.type == "cuda" else None
+    return join_shm(
+        Terms(rank=rank, world=world, address=address, device=gpu, timeout=timeout, settings=settings, layout=SMALL)
+    )
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -111,7 +131,7 @@ def battery(bus: Bus, device: str = "cpu") -> list[bytes]:
 def replies(folder: Path, device: str, static: bool | None, bus: Bus) -> list[Reply]:
     """Four requests of different lengths, two of them seeded, served at once by a model that the ranks share."""
     model = load_plugins(environ={}).model("smollm2")
-    place = f"cuda:{bus.rank}" if device == "cuda" else device
+    place = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
     world = World.from_checkpoint(model, folder, SETTINGS, device=place, bus=bus, static=static)
     for number, length in enumerate((50, 3, 17, 32)):
         tokens = [(7 * i + number) % 512 for i in range(length)]
@@ -168,9 +188,9 @@ def one_more(bus: DistributedBus) -> None:
     bus.all_reduce(torch.zeros(3))
 
 
-def captured(bus: DistributedBus) -> str:
+def captured(turns: int, bus: Bus) -> str:
     """A chain of collectives replayed from a graph between eager ones; says where they differ, or nothing."""
-    device = torch.device("cuda", bus.rank)
+    device = torch.device("cuda", torch.cuda.current_device())
     given = torch.zeros(8, 5120, dtype=torch.bfloat16, device=device)
 
     def chain(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,7 +202,7 @@ def captured(bus: DistributedBus) -> str:
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         results = chain(given)
-    for turn in range(200):
+    for turn in range(turns):
         given.copy_(values(10 * turn + bus.rank, (8, 5120), torch.bfloat16))
         graph.replay()
         replayed = [result.clone() for result in results]
@@ -193,11 +213,48 @@ def captured(bus: DistributedBus) -> str:
     return ""
 
 
-def device_calls_differ(bus: DistributedBus) -> None:
+def device_calls_differ(bus: Bus) -> None:
     """What the ranks send has the same size, so nothing but the comparison afterwards can tell."""
-    part = torch.ones(4, device=torch.device("cuda", bus.rank))
+    part = torch.ones(4, device=torch.device("cuda", torch.cuda.current_device()))
     if bus.rank:
         bus.all_gather(part, 0)
     else:
         bus.all_reduce(part)
     bus.barrier()
+
+
+def sums_against_the_fold(bus: Bus) -> str:
+    """Sums of every kind on a device against the host's fold of the same parts; says where they differ, or nothing."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for count in (1, 2, 3, 4095, 8192, 24576, 131072, 131073, 2_000_001):
+            parts = [values(100 * count + rank, (count,), dtype) for rank in range(bus.world)]
+            expected, found = fold(parts), bus.all_reduce(parts[bus.rank].to(device)).cpu()
+            number = ~expected.isnan()
+            size = torch.int32 if dtype == torch.float32 else torch.int16
+            if not torch.equal(found.view(size)[number], expected.view(size)[number]):
+                return f"{dtype}, {count}"
+            if not torch.equal(found.isnan(), ~number):
+                return f"{dtype}, {count}: a NaN"
+    bus.barrier()
+    return ""
+
+
+def rank_1_leaves_a_kernel_waiting(how: str, bus: Any) -> tuple[float, str]:
+    """Seconds until a rank whose kernel waits for rank 1 knows, and what it raises then."""
+    part = torch.ones(8, 5120, dtype=torch.bfloat16, device=torch.device("cuda", torch.cuda.current_device()))
+    bus.all_reduce(part)
+    torch.cuda.synchronize()
+    bus.barrier()
+    if bus.rank == 1:
+        if how == "dies":
+            os._exit(9)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    begun = time.monotonic()
+    bus.all_reduce(part)
+    torch.cuda.synchronize()
+    try:
+        bus.check()
+    except DgppError as error:
+        return time.monotonic() - begun, error.line()
+    return time.monotonic() - begun, ""

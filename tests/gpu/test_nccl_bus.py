@@ -47,7 +47,7 @@ def test_results_are_those_of_the_loopback_bus_bit_for_bit(world: int) -> None:
 @several
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_captured_collective_is_the_eager_one(world: int) -> None:
-    assert run(programs.captured, world) == [""] * world
+    assert run(functools.partial(programs.captured, 200), world) == [""] * world
 
 
 @several
