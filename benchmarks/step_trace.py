@@ -84,6 +84,21 @@ def idle(launches: list[Launch]) -> float:
     return total
 
 
+def span_of(launches: list[Launch]) -> float:
+    """Microseconds from the first launch's start to the last end."""
+    return max(launch.end for launch in launches) - launches[0].start
+
+
+def added_by(launches: list[Launch], part: str) -> float:
+    """Microseconds that kernels with ``part`` in their name add: from the end of all before each to its own end."""
+    end, total = launches[0].start, 0.0
+    for launch in launches:
+        if part in launch.name:
+            total += max(0.0, launch.end - end)
+        end = max(end, launch.end)
+    return total
+
+
 def table(launches: list[Launch], steps: int) -> str:
     """The kernels by what they add to one of ``steps`` steps."""
     kinds: dict[str, list[Launch]] = defaultdict(list)
@@ -94,7 +109,7 @@ def table(launches: list[Launch], steps: int) -> str:
         kinds[kind].append(launch)
         added[kind] += max(0.0, launch.end - end)
         end, before = max(end, launch.end), launch.name
-    span = (end - launches[0].start) / steps
+    span = span_of(launches) / steps
     rows = [f"{'kernel':<62}{'a step':>8}{'µs':>8}{'adds µs':>9}{'µs a step':>11}{'share':>7}"]
     for kind, sum_added in sorted(added.items(), key=lambda pair: -pair[1]):
         times = [launch.end - launch.start for launch in kinds[kind]]

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from zlib import crc32
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from dgpp_core.api import Binding, BindingTable, CheckpointError
 from dgpp_core.checkpoint.check import parts_of
+from dgpp_core.checkpoint.cuts import cut_shape
 from dgpp_core.checkpoint.stacking import stack
 from dgpp_core.checkpoint.synth_values import random_tensor, stored_tensors
 from dgpp_core.formats.codec import decode
@@ -18,18 +20,31 @@ from dgpp_core.formats.matrix import Matrix
 
 
 class RandomWeights:
-    """Implements `dgpp_core.api.Weights` for one rank of one.
+    """Implements `dgpp_core.api.Weights` for a rank.
 
     Dense values are normal by their binding's `Init`. Of stored matrices one is made for each shape and storage; the
     others are it with its rows moved round, so that every matrix has its own bytes and 35 GB take seconds. The same
-    seed, table and device give the same weights.
+    seed, table, device and number of ranks give the same weights; what is not cut is the same on every rank.
     """
 
-    def __init__(self, table: BindingTable, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(
+        self,
+        table: BindingTable,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int = 0,
+        *,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
         self._device, self._dtype, self._seed = device, dtype, seed
         self._waiting: dict[str, list[Binding]] = {}
+        self._numbers: dict[str, int] = {}
         for binding in table.tensors:
-            self._waiting.setdefault(binding.target, []).append(binding)
+            part = structs.replace(binding, shape=cut_shape(binding, world))
+            self._waiting.setdefault(binding.target, []).append(part)
+            name = binding.name if binding.cut is None else f"{binding.name} of rank {rank}"
+            self._numbers[binding.name] = crc32((binding.name if world == 1 else name).encode())
         self._originals: dict[tuple[str, tuple[int, ...]], dict[str, Tensor]] = {}
 
     def take(self, target: str) -> Tensor:
@@ -74,7 +89,7 @@ class RandomWeights:
         if binding.stays_stored and not binding.stays_float32:
             return random_tensor(binding, self._seed, binding.formats[0]).to(self._device)
         dtype = torch.float32 if binding.stays_float32 else self._dtype
-        source = torch.Generator(self._device).manual_seed(self._seed + crc32(binding.name.encode()))
+        source = torch.Generator(self._device).manual_seed(self._seed + self._numbers[binding.name])
         values = torch.empty(binding.shape, dtype=dtype, device=self._device)
         # A trained router's correction bias evens the choice of experts out; a random one would send all rows to a few.
         std = 0.0 if binding.role == "vector" and binding.stays_float32 else binding.init.std
@@ -83,7 +98,7 @@ class RandomWeights:
     def _stored(self, bindings: list[Binding]) -> Iterator[Matrix]:
         for binding in bindings:
             rows, columns = binding.shape
-            storage, shift = self._storage(binding), 1 + crc32(binding.name.encode()) % rows
+            storage, shift = self._storage(binding), 1 + self._numbers[binding.name] % rows
             moved = {name: _roll(tensor, shift) for name, tensor in self._original(binding, storage).items()}
             yield decode(storage, moved, (rows, columns), binding.name)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from dgpp_core.api import ModelConfig
+from dgpp_core.api import Bus, ModelConfig
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.compiles import CompileCounter
 from dgpp_core.engine.engine import Engine
@@ -40,6 +40,7 @@ class Subject:
 
     Args:
         source: the folder of a checkpoint, or the config of a model with random weights.
+        bus: how this rank meets the others of a model that several share; all are made and driven alike.
         judge: decides how many drafts stand in place of the picks; replies are then no longer the model's.
 
     Attributes:
@@ -53,28 +54,32 @@ class Subject:
         settings: EngineSettings,
         device: torch.device,
         *,
+        bus: Bus | None = None,
         judge: Judge | None = None,
     ) -> None:
+        rank, world = (bus.rank, bus.world) if bus else (0, 1)
         kind: DeviceKind = "cpu" if device.type == "cpu" else "cuda"
         settings = settings.on_device(gpu=kind == "cuda")
         self.compiles, self.device, self.settings = CompileCounter(), device, settings
         if kind == "cuda":
             self.compiles.install()
         if isinstance(source, Path):
-            prepared = prepare(model, source, settings, kind)
+            prepared = prepare(model, source, settings, kind, world=world)
         else:
-            prepared = prepare_config(model, source, settings, kind)
+            prepared = prepare_config(model, source, settings, kind, world=world)
         config = prepared.config
         table = model.bindings(config).for_serving(drafting=prepared.geometry.step_width > 1)
-        extra = model.plan_terms(config, 1, msgspec.to_builtins(settings))
+        extra = model.plan_terms(config, world, msgspec.to_builtins(settings))
         self.plan: Plan = make_plan(
-            table=table, groups=prepared.groups, config=config, settings=settings, world=1, device_kind=kind,
+            table=table, groups=prepared.groups, config=config, settings=settings, world=world, device_kind=kind,
             step_width=prepared.geometry.step_width, extra=extra, available=_available(device),
         )  # fmt: skip
         self.plan.require()
         dtype = torch.float32 if kind == "cpu" else torch.bfloat16
-        weights = None if isinstance(source, Path) else RandomWeights(table, device, dtype)
-        engine = build_engine(prepared, device, lambda stage, done, total: None, weights=weights)
+        weights = None
+        if not isinstance(source, Path):
+            weights = RandomWeights(table, device, dtype, rank=rank, world=world)
+        engine = build_engine(prepared, device, lambda stage, done, total: None, bus, weights=weights)
         engine.program.judge = judge
         self._make_ready(engine)
         limits = limits_from(
