@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,10 +17,10 @@ import msgspec
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from dgpp_core.api.errors import EngineError
 from dgpp_core.config.settings import HttpSettings
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.testing.fake_worker import FakeScript
+from dgpp_core.testing.services import RunningService, started
 
 SPECIALS = ("<|im_start|>", "<|im_end|>")
 EOS = 1
@@ -31,13 +30,22 @@ TEMPLATE = (
     "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endfor -%}"
     "<|im_start|>assistant\n{%- if enable_thinking is defined and not enable_thinking -%}<think></think>{%- endif -%}"
 )
+TOOL_TEMPLATE = (
+    "{%- for tool in tools or [] -%}<|im_start|>tool\n{{ tool | tojson }}<|im_end|>\n{%- endfor -%}"
+    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n"
+    "{%- if message.reasoning_content -%}<think>{{ message.reasoning_content }}</think>{%- endif -%}"
+    "{{ message.content }}{%- for call in message.tool_calls or [] -%}<tool_call>{{ call.function.name }}"
+    "{%- for key, value in call.function.arguments | items -%}<arg_key>{{ key }}</arg_key><arg_value>"
+    "{{ value if value is string else value | tojson }}</arg_value>{%- endfor -%}</tool_call>{%- endfor -%}"
+    "<|im_end|>\n{%- endfor -%}<|im_start|>assistant\n"
+)
+"""A chat template that shows tools, and calls in GLM's form."""
 CORPUS = (
     "Red, yellow and blue are the three primary colors of paint; every other one can be mixed from them.",
     "The quick brown fox jumps over the lazy dog, and the User: says so. Überraschung für 世界 und 안녕 🧑‍💻!",
     "I think about it first. Then I answer in a few words, as a helpful assistant should.",
 )
 MODEL = "fake"
-_READY = "READY "
 _TOKENS = 400
 
 
@@ -67,42 +75,21 @@ def write_checkpoint(folder: Path, markers: Sequence[str] = MARKERS, template: s
     return folder
 
 
-class FakeService(msgspec.Struct, frozen=True):
-    """A running one: its address without a path, and its process."""
-
-    url: str
-    process: subprocess.Popen[str]
-
-
 @contextlib.contextmanager
 def fake_service(
     script: FakeScript, *, max_connections: int = 256, markers: Sequence[str] = MARKERS, template: str = TEMPLATE
-) -> Iterator[FakeService]:
+) -> Iterator[RunningService]:
     """Serve ``script`` on a free port of the loopback for as long as the block runs.
 
     Raises:
         EngineError: it ended before it was ready.
     """
-    with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w+") as log:
+    with tempfile.TemporaryDirectory() as name:
         folder = write_checkpoint(Path(name), markers, template)
         (folder / "script.json").write_bytes(msgspec.json.encode(script))
-        arguments = ["--folder", name, "--max-connections", str(max_connections)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, *arguments], stdout=subprocess.PIPE, stderr=log, text=True
-        )
-        try:
-            assert process.stdout is not None
-            said = process.stdout.readline()
-            if not said.startswith(_READY):
-                process.wait()
-                log.seek(0)
-                raise EngineError("the fake service ended before it was ready", found=log.read()[-2000:])
-            yield FakeService(said.removeprefix(_READY).strip(), process)
-        finally:
-            process.terminate()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+        line = [sys.executable, "-m", __spec__.name, "--folder", name, "--max-connections", str(max_connections)]
+        with started(line) as service:
+            yield service
 
 
 def main() -> int:
@@ -128,7 +115,7 @@ def main() -> int:
         options,
         worker_module="dgpp_core.testing.fake_worker",
         worker_arguments=("--script", str(file)),
-        on_ready=lambda url, _: print(f"{_READY}{url}", flush=True),
+        on_ready=lambda url, _: print(f"READY {url}", flush=True),
     )
 
 

@@ -15,18 +15,11 @@ import openai
 import pydantic
 import pytest
 
+from dgpp_core.testing.fake_service import TOOL_TEMPLATE
 from dgpp_core.testing.fake_worker import FakeReply, FakeScript
 from dgpp_core.testing.tool_replies import dialect
 from dgpp_core.text.tools.dialect import Call
 
-TEMPLATE = (
-    "{%- for tool in tools or [] -%}<|im_start|>tool\n{{ tool | tojson }}<|im_end|>\n{%- endfor -%}"
-    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n"
-    "{{ message.content }}{%- for call in message.tool_calls or [] -%}<tool_call>{{ call.function.name }}"
-    "{%- for key, value in call.function.arguments | items -%}<arg_key>{{ key }}</arg_key><arg_value>"
-    "{{ value if value is string else value | tojson }}</arg_value>{%- endfor -%}</tool_call>{%- endfor -%}"
-    "<|im_end|>\n{%- endfor -%}<|im_start|>assistant\n"
-)
 ODD_CITY = '5 "Köln"\n世界'
 
 
@@ -40,7 +33,7 @@ class Verdict(pydantic.BaseModel):
 @pytest.fixture(scope="module")
 def running(serve_fake: Any, write_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     glm = dialect("glm")
-    folder = write_checkpoint(tmp_path_factory.mktemp("glm"), ("<think>", "</think>", *glm.markers), TEMPLATE)
+    folder = write_checkpoint(tmp_path_factory.mktemp("glm"), ("<think>", "</think>", *glm.markers), TOOL_TEMPLATE)
     two = [Call("weather", {"city": "Rome", "days": 1}), Call("weather", {"city": ODD_CITY, "days": 3})]
     replies = (
         FakeReply(match="And tomorrow?", text="<think>They ask on.</think>Warmer still."),

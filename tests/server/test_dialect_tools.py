@@ -10,19 +10,11 @@ import anthropic
 import openai
 import pytest
 
+from dgpp_core.testing.fake_service import TOOL_TEMPLATE
 from dgpp_core.testing.fake_worker import FakeReply, FakeScript
 from dgpp_core.testing.tool_replies import dialect
 from dgpp_core.text.tools.dialect import Call
 
-TEMPLATE = (
-    "{%- for tool in tools or [] -%}<|im_start|>tool\n{{ tool | tojson }}<|im_end|>\n{%- endfor -%}"
-    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n"
-    "{%- if message.reasoning_content -%}<think>{{ message.reasoning_content }}</think>{%- endif -%}"
-    "{{ message.content }}{%- for call in message.tool_calls or [] -%}<tool_call>{{ call.function.name }}"
-    "{%- for key, value in call.function.arguments | items -%}<arg_key>{{ key }}</arg_key><arg_value>"
-    "{{ value if value is string else value | tojson }}</arg_value>{%- endfor -%}</tool_call>{%- endfor -%}"
-    "<|im_end|>\n{%- endfor -%}<|im_start|>assistant\n"
-)
 SCHEMA: dict[str, Any] = {
     "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
 }  # fmt: skip
@@ -45,7 +37,7 @@ def running(
     request: Any, serve_fake: Any, write_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
     glm = dialect("glm")
-    folder = write_checkpoint(tmp_path_factory.mktemp("glm"), ("<think>", "</think>", *glm.markers), TEMPLATE)
+    folder = write_checkpoint(tmp_path_factory.mktemp("glm"), ("<think>", "</think>", *glm.markers), TOOL_TEMPLATE)
     replies = (
         FakeReply(match="22 degrees", text="<think>Now I know.</think>It is warm."),
         FakeReply(match="patch", text=glm.render([Call("patch", {"input": PATCH})])),

@@ -10,8 +10,9 @@ import openai
 import pytest
 
 from dgpp_core.api import DgppError
-from dgpp_core.testing.fake_service import FakeService, fake_service
+from dgpp_core.testing.fake_service import fake_service
 from dgpp_core.testing.fake_worker import FakeFault, FakeReply, FakeScript
+from dgpp_core.testing.services import RunningService
 from dgpp_core.testing.streams import read_streams
 
 CHAT = "/v1/chat/completions"
@@ -19,7 +20,7 @@ BODY: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content"
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[FakeService]:
+def service() -> Iterator[RunningService]:
     replies = (FakeReply(text="Red, yellow and blue 世界."),)
     with fake_service(FakeScript(replies=replies)) as running:
         yield running
@@ -29,7 +30,7 @@ def text_of(events: tuple[dict[str, Any], ...]) -> str:
     return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
 
 
-def test_streams_are_what_the_official_client_reads(service: FakeService) -> None:
+def test_streams_are_what_the_official_client_reads(service: RunningService) -> None:
     bodies = [BODY | {"max_tokens": count} for count in (1, 3, 100)]
     found = read_streams(service.url, CHAT, bodies, time.perf_counter)
     client = openai.OpenAI(base_url=service.url + "/v1", api_key="none")
@@ -43,7 +44,7 @@ def test_streams_are_what_the_official_client_reads(service: FakeService) -> Non
     assert found.chunks == sum(len(stream.events) for stream in found.streams)
 
 
-def test_a_refusal_and_a_service_that_is_not_there_are_named(service: FakeService) -> None:
+def test_a_refusal_and_a_service_that_is_not_there_are_named(service: RunningService) -> None:
     with pytest.raises(DgppError, match="404"):
         read_streams(service.url, CHAT, [BODY | {"model": "other"}], time.perf_counter)
     with pytest.raises(DgppError, match="cannot be reached"):
