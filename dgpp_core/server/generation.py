@@ -185,6 +185,7 @@ class Generation:
                     eos_ids=() if job.ignore_eos else eos,
                     use_cache=job.use_cache,
                     grammar=job.grammar,
+                    pictures=job.pictures,
                 )
                 for index, request in enumerate(ids)
             ],

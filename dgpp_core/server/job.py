@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.images.picture import Picture
 from dgpp_core.sampling.params import SamplingParams
 from dgpp_core.server.parse import shorten
 from dgpp_core.server.requests import GenerationRequest
@@ -25,6 +26,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         tokens: the prompt.
         turns: positions in it at which a message is over, ascending.
+        pictures: images in it, in the order of their places.
         max_tokens: per choice.
         params: of choice 0; choice k's seed is k more. ``seeded`` is False where the seed is still to be drawn.
         logprobs: alternatives a token, -1 for none at all.
@@ -40,6 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: tuple[int, ...]
     turns: tuple[int, ...] = ()
+    pictures: tuple[Picture, ...] = ()
     max_tokens: int
     params: SamplingParams
     seeded: bool

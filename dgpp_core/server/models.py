@@ -88,6 +88,7 @@ def model_object(served: Served) -> ModelObject:
         tools=Tools(available=served.text.tools is not None, constrained=served.constrained),
         response_format=ResponseFormats(json_object=served.constrained, json_schema=served.constrained),
         reasoning=Reasoning(in_content=served.options.reasoning_in_content, effort_mapping=served.efforts),
+        input_modalities=("text",) if served.sight is None else ("text", "image"),
         row_exact=ready.row_exact,
         context=Context(
             request_limit_tokens=ready.context_tokens,

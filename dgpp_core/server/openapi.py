@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from dgpp_core import __version__
+from dgpp_core.server.attachments import ImageUrl
 from dgpp_core.server.call_bodies import CalledCustom
 from dgpp_core.server.messages.openapi import MESSAGES_PATHS, MESSAGES_TYPES
 from dgpp_core.server.models import Health, ModelList, ModelObject
@@ -109,6 +110,12 @@ class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     text: str
 
 
+class ImagePart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image_url"):
+    """An image, for models that take them."""
+
+    image_url: ImageUrl
+
+
 class EarlierFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A function that was called; its arguments are an object, or a string that holds one."""
 
@@ -134,7 +141,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A turn of the conversation. `tool_call_id` is required for the role `tool`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | ImagePart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.images.picture import Picture
+from dgpp_core.server.attachments import attach
 from dgpp_core.server.held import held_schema, held_to, start_of
 from dgpp_core.server.job import (
     Job,
@@ -27,6 +29,7 @@ from dgpp_core.server.requests import (
     CompletionRequest,
 )
 from dgpp_core.server.served import Served
+from dgpp_core.server.sight import Placed, Shown, place, show
 from dgpp_core.server.tools import ToolUse, read_tools
 from dgpp_core.text.messages import normalise_messages
 from dgpp_core.text.stack import starts_in_reasoning
@@ -61,18 +64,19 @@ def chat_job(request: ChatRequest, served: Served) -> Job:
     params = sampling(request, served)
     use = read_tools(request, served.text.tools, constrained=served.constrained)
     schema = held_schema(request, served)
-    prompt = _render(request, use, served)
-    inside = starts_in_reasoning(prompt, served.text.reasoning)
-    tokens = served.text.prompts.encode(prompt)
-    job = job_from(request, served, params, tokens.ids, limit, prompt_field="messages")
+    shown, pictures = _render(request, use, served)
+    inside = starts_in_reasoning(shown.text, served.text.reasoning)
+    prompt = _tokens(shown, pictures, served)
+    job = job_from(request, served, params, prompt.ids, limit, prompt_field="messages")
     return msgspec.structs.replace(
         job,
-        turns=tokens.turns,
+        turns=prompt.turns,
+        pictures=prompt.pictures,
         logprobs=logprobs,
         n=n,
         in_reasoning=inside,
         splits_reasoning=True,
-        grammar=held_to(schema, use.rules, start_of(prompt, inside, served), request.tools or (), served),
+        grammar=held_to(schema, use.rules, start_of(shown.text, inside, served), request.tools or (), served),
         calls=use.rules,
         obfuscate=request.stream_options is None or request.stream_options.include_obfuscation is not False,
         tier=request.service_tier is not None,
@@ -87,7 +91,7 @@ def chat_tokens(request: ChatRequest, served: Served) -> list[int]:
         RequestError: it has none.
     """
     use = read_tools(request, served.text.tools, constrained=served.constrained)
-    return served.text.prompts.encode(_render(request, use, served)).ids
+    return _tokens(*_render(request, use, served), served).ids
 
 
 def prepare_completion(body: bytes, served: Served) -> Job:
@@ -107,7 +111,12 @@ def prepare_completion(body: bytes, served: Served) -> Job:
     return msgspec.structs.replace(job, logprobs=-1 if request.logprobs is None else request.logprobs)
 
 
-def _render(request: ChatRequest, use: ToolUse, served: Served) -> str:
+def _tokens(shown: Shown, pictures: tuple[Picture, ...], served: Served) -> Placed:
+    prompt = served.text.prompts.encode(shown.text)
+    return place(prompt.ids, prompt.turns, shown, pictures, served.sight)
+
+
+def _render(request: ChatRequest, use: ToolUse, served: Served) -> tuple[Shown, tuple[Picture, ...]]:
     template = served.text.template
     if template is None:
         raise RequestError(
@@ -120,7 +129,13 @@ def _render(request: ChatRequest, use: ToolUse, served: Served) -> str:
         variables=template.variables,
         switches=served.text.thinking_switches,
     )
-    return template.render(normalise_messages(request.messages, template), tools=use.shown, kwargs=variables)
+    attached = attach(request.messages, served.sight)
+    messages = normalise_messages(attached.messages, template)
+    shown = show(
+        lambda messages, tools: template.render(messages, tools=tools, kwargs=variables),
+        messages, use.shown, len(attached.pictures), served.sight,
+    )  # fmt: skip
+    return shown, attached.pictures
 
 
 def _token_limit(request: ChatRequest) -> int | None:

@@ -9,6 +9,7 @@ import msgspec
 from dgpp_core.scheduler.messages import Ready
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.reasoning import effort_mapping
+from dgpp_core.server.sight import Sight, sight_of
 from dgpp_core.text.grammar.blame import refused_path
 from dgpp_core.text.grammar.sources import GrammarError, json_value
 from dgpp_core.text.grammar.trial import TOO_MUCH, Trial
@@ -37,6 +38,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         created: Unix time of the start.
         constrained: whether replies can be kept to a grammar.
         trial: where grammars are tried before the engine gets them.
+        sight: how images are shown to the model; None where it takes none.
     """
 
     options: ServeOptions
@@ -47,6 +49,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     constrained: bool = False
     trial: Trial | None = None
+    sight: Sight | None = None
 
     def try_source(self, source: str) -> None:
         """Whether the engine will be able to compile a grammar.
@@ -87,4 +90,5 @@ def served_model(
         created=created,
         constrained=ready.constrained and bool(text.defaults.eos_ids),
         trial=trial,
+        sight=sight_of(options.vision, text),
     )

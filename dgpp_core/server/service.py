@@ -26,6 +26,11 @@ THREAD_BYTES = 16_384
 HELD_THREADS = 8
 """Requests whose grammar is being tried; other requests do not wait for them."""
 
+ATTACHED = (b"image", b'"file', b"_file", b'"document"')
+"""What a body with images or files has in it, unless it spells that with escapes."""
+ATTACHED_THREADS = 8
+"""Requests whose images and files are being read; other requests do not wait for them."""
+
 log = logging.getLogger("dgpp.request")
 
 Prepared = TypeVar("Prepared")
@@ -57,6 +62,7 @@ class Service:
         self.registry = CollectorRegistry()
         self.counters = Counters(self.registry, served.options.served_id)
         self._beside = ThreadPoolExecutor(HELD_THREADS, "held")
+        self._attached = ThreadPoolExecutor(ATTACHED_THREADS, "attached")
 
     async def prepare(self, prepare: Callable[[bytes, Served], Prepared], body: bytes) -> Prepared:
         """What ``prepare`` makes of ``body``.
@@ -65,12 +71,16 @@ class Service:
             RequestError: it cannot be served.
         """
         # A grammar may take seconds until it is given up. An escape may spell the names of the fields with one.
-        held = self.served.constrained and any(word in body for word in (b"format", b"tools", b"\\u"))
-        if len(body) <= THREAD_BYTES and not held:
-            return prepare(body, self.served)
+        escaped = b"\\u" in body
+        held = self.served.constrained and (escaped or any(word in body for word in (b"format", b"tools")))
+        loop = asyncio.get_running_loop()
+        if any(word in body for word in ATTACHED):
+            return await loop.run_in_executor(self._attached, prepare, body, self.served)
         if held:
-            return await asyncio.get_running_loop().run_in_executor(self._beside, prepare, body, self.served)
-        return await asyncio.to_thread(prepare, body, self.served)
+            return await loop.run_in_executor(self._beside, prepare, body, self.served)
+        if escaped or len(body) > THREAD_BYTES:
+            return await asyncio.to_thread(prepare, body, self.served)
+        return prepare(body, self.served)
 
     def begin(self, job: Job, prefix: str) -> Exchange:
         """Hand the job to the engine; the reply's id begins with ``prefix``.

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from dgpp_core.api.errors import RequestError
@@ -19,13 +20,17 @@ _KINDS = {
     dict: "an object",
 }  # fmt: skip
 
+IMAGE: Mapping[str, str] = MappingProxyType({"type": "image"})
+"""What stands in a message for an image that was taken out of it: this very object, which no body can hold."""
+
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
     """What ``template`` may see of a request's messages.
 
     ``developer`` becomes ``system``. Null members are dropped and absent content is ``""``. Text parts become one
-    string, unless the template takes lists in that role. A call's arguments are an object, never a string; a custom
-    call is a function call with the one argument ``input``. Members that no template is promised are left out.
+    string, unless the template takes lists in that role or `IMAGE` is among them. A call's arguments are an object,
+    never a string; a custom call is a function call with the one argument ``input``. Members that no template is
+    promised are left out.
 
     Raises:
         RequestError: status 400, with the path of the member that is wrong.
@@ -84,6 +89,8 @@ def _content(members: Mapping[str, Any], role: str, path: str, template: ChatTem
         return _expect(content[0].get("refusal"), str, f"{path}[0].refusal", "a string")
     if content and all(isinstance(part, str) for part in content) and role in template.string_list_roles:
         return content
+    if any(part is IMAGE for part in content):
+        return [dict(part) if part is IMAGE else _text_part(part, f"{path}[{at}]") for at, part in enumerate(content)]
     texts = [_text(part, f"{path}[{index}]") for index, part in enumerate(content)]
     if role in template.part_roles and role != "tool":
         return [{"type": "text", "text": text} for text in texts]
@@ -122,6 +129,10 @@ def _text(part: Any, path: str) -> str:
     if "prompt_cache_breakpoint" in part:
         raise _wrong(f"{path}.prompt_cache_breakpoint", "is not supported", code="unsupported_parameter")
     return str(_expect(part.get("text"), str, f"{path}.text", "a string"))
+
+
+def _text_part(part: Any, path: str) -> dict[str, Any]:
+    return {"type": "text", "text": _text(part, path)}
 
 
 def _call(call: Any, path: str) -> dict[str, Any]:

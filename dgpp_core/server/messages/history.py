@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.messages.requests import (
+    DocumentBlock,
     HiddenThinkingBlock,
     ImageBlock,
     InlineSource,
     InputBlock,
     InputTurn,
+    PartBlock,
     TextBlock,
+    TextSource,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
 )
 from dgpp_core.server.translate import CallOrder, Paths
 
@@ -98,40 +103,74 @@ class _History:
     def _others(self, role: str, blocks: Sequence[tuple[InputBlock, str]], path: str) -> None:
         """Results first, in the order of their calls; the rest is one message."""
         results: list[tuple[str, tuple[ToolResultBlock, str]]] = []
-        parts: list[dict[str, Any]] = []
-        places: list[str] = []
+        parts: list[tuple[PartBlock, str]] = []
         for block, own in blocks:
             if isinstance(block, ToolResultBlock) and role == "user":
                 self._calls.check(block.tool_use_id, f"{own}.tool_use_id")
                 results.append((block.tool_use_id, (block, own)))
-            elif isinstance(block, TextBlock | ImageBlock):
-                parts.append(_part(block))
-                places.append(own)
+            elif isinstance(block, PartBlock):
+                parts.append((block, own))
             else:
                 raise _misplaced(block, own, "an assistant" if role == "user" else "another")
         for block, own in self._calls.sort(results):
-            self.add(_result(block), own, f"{own}.content")
+            self._result(block, own)
         if parts or not results:
-            self.add({"role": role, "content": parts}, path)
-            at = f"messages[{len(self.messages) - 1}].content"
-            for index, own in enumerate(places):
-                self._paths.add(f"{at}[{index}]", own)
+            self._add_parts({"role": role}, path, path, parts)
+
+    def _result(self, block: ToolResultBlock, own: str) -> None:
+        message: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
+        content = block.content or ""
+        if isinstance(content, str):
+            self.add({**message, "content": FAILED * bool(block.is_error) + content}, own, f"{own}.content")
+            return
+        parts: list[tuple[PartBlock, str]] = [(part, f"{own}.content[{at}]") for at, part in enumerate(content)]
+        if block.is_error:
+            parts.insert(0, (TextBlock(text=FAILED), f"{own}.content"))
+        self._add_parts(message, own, f"{own}.content", parts)
+
+    def _add_parts(
+        self, message: dict[str, Any], path: str, content: str, parts: Sequence[tuple[PartBlock, str]]
+    ) -> None:
+        """A message whose content is made of blocks."""
+        at = f"messages[{len(self.messages)}].content"
+        self.add({**message, "content": [_part(block) for block, _ in parts]}, path, content)
+        for index, (block, own) in enumerate(parts):
+            self._paths.add(f"{at}[{index}]", own)
+            for chat, member in _members(block).items():
+                self._paths.add(f"{at}[{index}].{chat}", f"{own}.{member}")
 
 
-def _result(block: ToolResultBlock) -> dict[str, Any]:
-    content = block.content or ""
-    if block.is_error:
-        content = FAILED + content if isinstance(content, str) else [TextBlock(text=FAILED), *content]
-    found: Any = content if isinstance(content, str) else [_part(part) for part in content]
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": found}
+def _members(block: PartBlock) -> Mapping[str, str]:
+    """Members of a chat part, and those of the block that they were made from."""
+    if isinstance(block, ImageBlock):
+        source = "source.data" if isinstance(block.source, InlineSource) else "source.url"
+        return {"image_url": "source", "image_url.url": source}
+    if isinstance(block, DocumentBlock):
+        source = "source.url" if isinstance(block.source, UrlSource) else "source.data"
+        return {"file": "source", "file.file_data": source, "file.filename": "title"}
+    return {}
 
 
-def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
+def _part(block: PartBlock) -> dict[str, Any]:
     if isinstance(block, TextBlock):
         return {"type": "text", "text": block.text}
+    if isinstance(block, DocumentBlock):
+        return {"type": "file", "file": _file(block)}
     source = block.source
     url = f"data:{source.media_type};base64,{source.data}" if isinstance(source, InlineSource) else source.url
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _file(block: DocumentBlock) -> dict[str, Any]:
+    source = block.source
+    if isinstance(source, UrlSource):
+        return {"filename": block.title or "document", "file_data": source.url}
+    if isinstance(source, TextSource):
+        data, ending = base64.b64encode(source.data.encode()).decode(), ".txt"
+    else:
+        data, ending = source.data, ".pdf" if source.media_type == "application/pdf" else ""
+    name = block.title or "document"
+    return {"filename": name if name.lower().endswith(ending) else name + ending, "file_data": data}
 
 
 def _misplaced(block: InputBlock, path: str, whose: str) -> RequestError:

@@ -38,6 +38,20 @@ class ImageBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     source: InlineSource | UrlSource
 
 
+class TextSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    """The text of a document."""
+
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str
+
+
+class DocumentBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="document"):
+    """A document: a PDF, of which the text is read, or plain text. `context` and `citations` have no effect."""
+
+    source: InlineSource | TextSource | UrlSource
+    title: str | None = None
+
+
 class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
     """Reasoning of the model. The signature is for clients that want one: nothing is signed."""
 
@@ -63,11 +77,12 @@ class ToolResultBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
     """What a call gave."""
 
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
     is_error: bool | None = None
 
 
-InputBlock = TextBlock | ImageBlock | ThinkingBlock | HiddenThinkingBlock | ToolUseBlock | ToolResultBlock
+PartBlock = TextBlock | ImageBlock | DocumentBlock
+InputBlock = PartBlock | ThinkingBlock | HiddenThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputTurn(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,6 +105,7 @@ class _History:
             self._said(item, path)
         else:
             self.add({"role": item.role, "content": _content(item.content)}, path)
+            self._add_members(self.messages[-1]["content"], f"{path}.content")
 
     def end_results(self) -> None:
         """Give out results, which stand together, in the order of their calls."""
@@ -112,6 +113,17 @@ class _History:
         for message, path in self._calls.sort(results):
             self.add(message, path)
             self._paths.add(f"messages[{len(self.messages) - 1}].content", f"{path}.output")
+            self._add_members(message["content"], f"{path}.output")
+
+    def _add_members(self, content: Any, path: str) -> None:
+        """Note where the members of images and files of the last message stand, which chat keeps a level deeper."""
+        for at, part in enumerate(content if isinstance(content, list) else ()):
+            chat, own = f"messages[{len(self.messages) - 1}].content[{at}]", f"{path}[{at}]"
+            if part["type"] == "image_url":
+                for member, name in (("", ".image_url"), (".url", ".image_url"), (".detail", ".detail")):
+                    self._paths.add(f"{chat}.image_url{member}", own + name)
+            elif part["type"] == "file":
+                self._paths.add(f"{chat}.file", own)
 
     def _turn(self, path: str, *, fresh: Sequence[str] = ()) -> dict[str, Any]:
         """The model's turn that is being put together, or a new one where that has ``fresh`` already."""
@@ -152,7 +164,8 @@ def _part(part: Part) -> dict[str, Any]:
     if isinstance(part, Refusal):
         return {"type": "refusal", "refusal": part.refusal}
     if isinstance(part, InputImage):
-        body = {"url": part.image_url, "detail": part.detail, "file_id": part.file_id}
+        detail = "high" if part.detail == "original" else part.detail
+        body = {"url": part.image_url, "detail": detail, "file_id": part.file_id}
         return {"type": "image_url", "image_url": {key: value for key, value in body.items() if value is not None}}
     assert isinstance(part, InputFile)
     names = ("file_data", "file_id", "file_url", "filename")

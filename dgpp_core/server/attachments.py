@@ -1,0 +1,105 @@
+"""Images and files out of a request's messages: what a chat template is shown in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from dgpp_core.api.errors import RequestError
+from dgpp_core.images.decode import MAX_FILE_BYTES, bad_image, decode, lay_out
+from dgpp_core.images.picture import Picture
+from dgpp_core.server.data_uri import read_data_uri
+from dgpp_core.server.parse import convert
+from dgpp_core.server.sight import Sight
+from dgpp_core.text.messages import IMAGE
+
+MOST_IMAGES = 100
+"""Of a request."""
+MOST_PIXELS = 512 << 20
+"""Of a request's images as they are sent: about 5 s of decoding."""
+MOST_RGB_BYTES = 256 << 20
+"""Of a request's images on their canvases."""
+MOST_TOKENS: Mapping[str, int] = {"auto": 1024, "high": 1024, "low": 256}
+"""Tokens of an image, by its `detail`."""
+SAME_TYPE = {"image/jpg": "image/jpeg"}
+"""Media types that are no such thing and mean another."""
+
+
+class ImageUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """An image; `url` is a data URI. `low` takes a fourth of the tokens."""
+
+    url: str
+    detail: Literal["auto", "high", "low"] = "auto"
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """Messages without attachments; `IMAGE` stands for each of the pictures, in order."""
+
+    messages: Sequence[Any]
+    pictures: tuple[Picture, ...] = ()
+
+
+def attach(messages: Sequence[Any], sight: Sight | None) -> Attached:
+    """Take the images out of ``messages``, whose other members are not checked here.
+
+    Args:
+        sight: of the model; None where it takes no images.
+
+    Raises:
+        RequestError: 400 with the path of what is wrong.
+    """
+    taking = _Taking(sight)
+    found = [taking.message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    return Attached(found, tuple(taking.pictures)) if taking.pictures else Attached(messages)
+
+
+class _Taking:
+    """What has been taken out of a request so far."""
+
+    def __init__(self, sight: Sight | None) -> None:
+        self._sight = sight
+        self.pictures: list[Picture] = []
+        self._pixels = self._rgb = 0
+
+    def message(self, message: Any, path: str) -> Any:
+        if not isinstance(message, Mapping) or not isinstance(content := message.get("content"), list):
+            return message
+        parts = [self._part(part, message.get("role"), f"{path}.content[{at}]") for at, part in enumerate(content)]
+        return {**message, "content": parts}
+
+    def _part(self, part: Any, role: Any, path: str) -> Any:
+        if not isinstance(part, Mapping) or part.get("type") != "image_url":
+            return part
+        if self._sight is None:
+            raise _unsupported(path, "this model takes no images: send text alone")
+        if role not in self._sight.roles:
+            raise _unsupported(path, f"images belong in messages of {' and '.join(sorted(self._sight.roles))}")
+        if len(self.pictures) == MOST_IMAGES:
+            raise bad_image(path, f"a request may have {MOST_IMAGES} images")
+        self.pictures.append(self._picture(part, path, self._sight))
+        return IMAGE
+
+    def _picture(self, part: Mapping[str, Any], path: str, sight: Sight) -> Picture:
+        body = convert(f"{path}.image_url", part.get("image_url"), ImageUrl)
+        param = f"{path}.image_url.url"
+        inline = read_data_uri(body.url, MAX_FILE_BYTES, param, "invalid_image")
+        media_type = SAME_TYPE.get(inline.media_type, inline.media_type)
+        with sight.turn:
+            image = decode(inline.data, media_type, param)
+            self._pixels += image.width * image.height
+            if self._pixels > MOST_PIXELS:
+                raise bad_image(param, f"the images of a request may have {MOST_PIXELS} pixels together")
+            try:
+                picture = lay_out(image, sight.vision, MOST_TOKENS[body.detail])
+            except RequestError as error:
+                raise bad_image(param, error.what) from None
+        self._rgb += len(picture.rgb)
+        if self._rgb > MOST_RGB_BYTES:
+            raise bad_image(param, f"the images of a request may have {MOST_RGB_BYTES} bytes together, resized")
+        return picture
+
+
+def _unsupported(path: str, what: str) -> RequestError:
+    return RequestError(f"`{path}.type`: {what}", param=f"{path}.type", code="unsupported_content_type")
