@@ -1,0 +1,170 @@
+"""What holding replies to schemas costs those that are held, and those that run beside them.
+
+    python benchmarks/grammar_cost.py --plugin smollm2 --out FILE
+
+``held`` decodes eight streams in this process, free and held by turns: each round gives the median step of either, and
+the figure is the median of the rounds' ratios (goal: at most 1.03). ``beside`` asks a service: the gaps between the
+chunks of one plain stream while four others run, free or each with a schema of its own that nobody has sent before
+(goal: median and 95th percentile at most 2 times those beside free ones).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import openai
+
+from dgpp_core.cli.serving import choose, find_checkpoint
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.host.loading import load_plugins
+from dgpp_core.testing.services import serve_command, started
+from dgpp_core.testing.world import World
+from dgpp_core.text.grammar import sources
+from dgpp_core.text.grammar.spec import Grammar
+from dgpp_core.text.grammar.vocabulary import Vocabulary
+from dgpp_core.text.stack import load_text
+
+STREAMS, STEPS, WARM, PROMPT = 8, 24, 6, 24
+
+
+def schema(number: int) -> dict[str, Any]:
+    """A list that is long enough to be written for as long as it is measured; ``number`` makes it a new one."""
+    person = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "age": {"type": "integer", "minimum": 0, "maximum": 200 + number},
+            "mail": {"type": "string", "format": "email"},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": person, "minItems": 100}
+
+
+def held(plugin: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """Milliseconds a step of eight streams, free and held, by rounds, and the ratio."""
+    model = load_plugins(environ=os.environ).model(plugin)
+    settings = EngineSettings(max_concurrency=STREAMS, kv_capacity=STREAMS * 256, prefix_cache_gib=0.0)
+    world = World.from_checkpoint(model, folder, settings, lag=1)
+    text = load_text(folder, None, config_eos=())
+    end = text.defaults.eos_ids[0]
+    vocabulary = Vocabulary.of(text.tokenizer, world.engine.vocab_size, end)
+    world.engine.offer_grammars(vocabulary)
+    grammar = Grammar(source=sources.json_schema(schema(0)), ends=(end,))
+    vocabulary.parser(grammar.source)
+    times: dict[str, list[float]] = {"free": [], "held": []}
+    for number in range(rounds):
+        order = ("free", "held") if number % 2 else ("held", "free")
+        for kind in order:
+            times[kind].append(_step_ms(world, grammar if kind == "held" else None, number))
+    ratios = [one / other for one, other in zip(times["held"], times["free"], strict=True)]
+    return {
+        "streams": STREAMS,
+        "step_ms": times,
+        "ratio": statistics.median(ratios),
+        "ratio_of_best": min(times["held"]) / min(times["free"]),
+    }
+
+
+def _step_ms(world: World, grammar: Grammar | None, number: int) -> float:
+    """The median step of eight streams."""
+    prompts = [
+        [(7 + 31 * at + 101 * (number * STREAMS + row)) % 40_000 for at in range(PROMPT)] for row in range(STREAMS)
+    ]
+    requests = [world.submit(prompt, PROMPT + STEPS + 40, use_cache=False, grammar=grammar) for prompt in prompts]
+    while not all(world.replies[request].tokens for request in requests):
+        world.tick()
+    for _ in range(WARM):
+        world.tick()
+    steps = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        world.tick()
+        steps.append((time.perf_counter() - start) * 1e3)
+    assert not any(world.replies[request].reason for request in requests), "a stream ended while it was measured"
+    world.tick(cancels=requests)
+    world.run()
+    return statistics.median(steps)
+
+
+async def beside(url: str, rounds: int) -> dict[str, Any]:
+    """Gaps of a plain stream in milliseconds, beside four free streams and beside four with schemas."""
+    client = openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=600)
+    model = (await client.models.list()).data[0].id
+    gaps: dict[str, list[float]] = {"free": [], "held": []}
+    for number in range(rounds):
+        for kind in ("free", "held") if number % 2 else ("held", "free"):
+            gaps[kind] += await _gaps(client, model, kind, number)
+    quantiles = {kind: [float(value) for value in np.quantile(found, [0.5, 0.95, 1.0])] for kind, found in gaps.items()}
+    ratios = [one / other for one, other in zip(quantiles["held"], quantiles["free"], strict=True)]
+    return {
+        "gaps_ms": quantiles,
+        "ratio": dict(zip(("p50", "p95", "max"), ratios, strict=True)),
+        "gaps": len(gaps["held"]),
+    }
+
+
+async def _gaps(client: openai.AsyncOpenAI, model: str, kind: str, number: int) -> list[float]:
+    plain = asyncio.ensure_future(_arrivals(client, model, "Tell a long story.", 70, None))
+    await asyncio.sleep(0.3)
+    others = [
+        _arrivals(client, model, f"List {at} people.", 40, schema(1 + 4 * number + at) if kind == "held" else None)
+        for at in range(4)
+    ]
+    await asyncio.gather(*others)
+    times = await plain
+    return [(after - before) * 1e3 for before, after in itertools.pairwise(times[1:])]
+
+
+async def _arrivals(
+    client: openai.AsyncOpenAI, model: str, ask: str, tokens: int, form: dict[str, Any] | None
+) -> list[float]:
+    """When each chunk came."""
+    more: Any = {}
+    if form is not None:
+        more["response_format"] = {
+            "type": "json_schema", "json_schema": {"name": "people", "strict": True, "schema": form},
+        }  # fmt: skip
+    stream = await client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": ask}], max_tokens=tokens, stream=True, **more,
+        extra_body={"ignore_eos": form is None, "prefix_cache": False},
+    )  # fmt: skip
+    return [time.perf_counter() async for _ in stream]
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plugin", default="smollm2")
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    host = load_plugins(environ=os.environ)
+    chosen = choose(host, os.environ, plugin=options.plugin, config=None, checkpoint=options.checkpoint)
+    folder = find_checkpoint(chosen, os.environ, offline=False)
+    report: dict[str, Any] = {"command": " ".join(["python", "benchmarks/grammar_cost.py", *sys.argv[1:]])}
+    report["load_average"] = os.getloadavg()
+    report["held"] = held(options.plugin, folder, options.rounds)
+    with started(serve_command(options.plugin, "--checkpoint", str(folder))) as service:
+        report["beside"] = asyncio.run(beside(service.url, options.rounds))
+    text = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    print(text.decode())
+    if options.out is not None:
+        options.out.write_bytes(text + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
