@@ -185,7 +185,9 @@ class Hub:
                 with self._changed:
                     self._note(self.leader.hear(rank, record, self._clock()))
                     self._changed.notify_all()
-        except (EngineError, OSError) as error:
+        except EngineError as error:
+            found = error.line()
+        except OSError as error:
             found = str(error)
         self._lost(rank, found)
 

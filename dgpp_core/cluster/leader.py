@@ -132,13 +132,13 @@ class Leader:
         return None
 
     def lost(self, rank: int, found: str) -> Fault | None:
-        """A follower's connection is closed; what was found, in words."""
+        """A follower's connection is closed, or broken as ``found`` says."""
         if self._ending and rank in self._byes:
             return None
         error = EngineError(
-            f"rank {rank} has ended without a word" if not found else f"rank {rank}'s connection broke",
+            f"rank {rank} is gone",
             where=self.name(rank),
-            found=found or f"its connection is closed; {self._at()}",
+            found=found or "its connection is closed",
             hint="see its log: a signal, the kernel's memory killer and a crash leave no message here",
         )
         return Fault(ENDED, error)
@@ -244,6 +244,3 @@ class Leader:
         waiting.discard(rank)
         if not waiting and self._compiling.pop(request, None) is not None:
             done()
-
-    def _at(self) -> str:
-        return f"rank 0 had finished step {self._stream.number}"

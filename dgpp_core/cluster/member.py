@@ -130,10 +130,12 @@ class Member:
         try:
             while (record := self._link.receive()) is not None:
                 self._hear(record)
-        except (EngineError, OSError) as error:
+        except EngineError as error:
+            found = error.line()
+        except OSError as error:
             found = str(error)
         if not self._closed.is_set():
-            lost = EngineError("rank 0 has ended without a word", found=found, hint="see rank 0's log")
+            lost = EngineError("rank 0 is gone", found=found, hint="see rank 0's log")
             self.note(Fault(FAILED, _released(lost)))
 
     def _hear(self, record: FromLeader) -> None:

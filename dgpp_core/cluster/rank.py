@@ -39,8 +39,6 @@ from dgpp_core.scheduler.stepper import Executor, Stepper
 from dgpp_core.text.grammar.spec import Grammar
 
 IDLE_WAIT = 1.0
-GRAMMAR_WAIT = 0.005
-"""Seconds that a tick waits for a grammar to compile, which most do in less; for others the request comes later."""
 _log = logging.getLogger(__name__)
 
 
@@ -76,6 +74,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     lag: int
     vocab_size: int
     compile_grammar: Callable[[Grammar], Future[object]]
+    grammar_wait: float = 0.005
     look: Callable[[Sequence[Picture]], str] = lambda pictures: ""
 
 
@@ -201,7 +200,7 @@ class Rank:
         made = self._served.compile_grammar(submit.grammar)
         theirs = self._compiled_elsewhere(submit.id, submit.grammar)
         both: tuple[Future[object], Future[object]] = made, theirs
-        if not wait(both, GRAMMAR_WAIT).not_done:
+        if not wait(both, self._served.grammar_wait).not_done:
             return True  # if it failed, the engine says so of this request
         self._compiling.add(submit.id)
         made.add_done_callback(lambda _: theirs.add_done_callback(lambda _: self._channel.put(submit)))

@@ -30,7 +30,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         leave: how long ranks may take to end in order.
     """
 
-    silent: float = 1.6
+    silent: float = 1.4
     stalled: float = 1.6
     settle: float = 0.15
     leave: float = 5.0
@@ -97,7 +97,7 @@ class Vigil:
         error = EngineError(
             f"rank {rank} is silent",
             where=self._names[rank],
-            found=f"nothing for {silence:.1f} s; {self._last(rank)}",
+            found="; ".join(filter(None, (f"nothing for {silence:.1f} s", self._last(rank)))),
             expected=f"a heartbeat every {BEAT_S} s",
             hint="see whether its process is stopped, its node is up and its network is there",
         )
@@ -141,7 +141,7 @@ class Vigil:
 
     def _last(self, rank: int) -> str:
         if rank not in self._beats:
-            return "never heard of"
+            return ""
         beat, _ = self._beats[rank]
         return f"last {beat.phase}, step {beat.step}" + (f", {beat.call}" if beat.call else "")
 

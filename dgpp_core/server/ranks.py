@@ -65,11 +65,10 @@ def ranks_of(world: WorldOptions, journal: socket.socket) -> Ranks:
     )
 
 
-def threads_environ(world: WorldOptions | None) -> dict[str, str]:
-    """This process's environment, with the processors divided among the ranks of this host."""
-    if world is None or world.here == 1 or os.environ.get("OMP_NUM_THREADS"):
-        return dict(os.environ)
-    return os.environ | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world.here))}
+def rank_environ() -> dict[str, str]:
+    """This process's environment for a rank. Torch's store warns with a long trace of each peer that went before us;
+    who went is told by the ranks themselves."""
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
 
 
 class LocalRank:
@@ -126,7 +125,7 @@ async def local_ranks(options: ServeOptions, journal: socket.socket, on_end: OnE
         for rank in range(1, world.size):
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", PEER, _peer_options(options, world, rank, journal),
-                stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=threads_environ(world),
+                stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=rank_environ(),
             )  # fmt: skip
             started.append(LocalRank(rank, process))
         reapers += [asyncio.create_task(rank.reap(on_end)) for rank in started]

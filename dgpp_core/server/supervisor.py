@@ -28,7 +28,7 @@ from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.page import page_routes
 from dgpp_core.server.progress import LoadingDisplay
-from dgpp_core.server.ranks import LEAVE_S, listen_for_ranks, local_ranks, ranks_of, threads_environ
+from dgpp_core.server.ranks import LEAVE_S, listen_for_ranks, local_ranks, rank_environ, ranks_of
 from dgpp_core.server.served import served_model
 from dgpp_core.server.service import Outside, Service
 from dgpp_core.server.timings import Timings
@@ -172,6 +172,7 @@ async def serve(
         finally:
             if trial is not None:
                 trial.close()
+            served.files.close()
         left = await engine.leave(force=server.force_exit)
         if left > 0 and not status:
             log.error("the engine left with status %d", left)
@@ -196,10 +197,9 @@ async def _engine(
             yield engine, boot
         return
     with listen_for_ranks(options.world) as journal:
-        environ = threads_environ(options.world)
         boot = msgspec.structs.replace(boot, ranks=ranks_of(options.world, journal))
         async with (
-            engine_process(module, arguments, outside.clock, inherit=journal, environ=environ) as engine,
+            engine_process(module, arguments, outside.clock, inherit=journal, environ=rank_environ()) as engine,
             local_ranks(options, journal, engine.broken) as others,
         ):
             journal.close()
