@@ -106,9 +106,11 @@ def _trial(world: ServedWorld, kind: str, ranks: int, rank: int, epoch: int) -> 
     answers = crowd.answers()
     answered = time.monotonic() - began
     faults = [f"client {at} got no answer" for at, answer in enumerate(answers) if answer is None]
-    for answer in answers:
-        if answer is not None and (answer.status < 500 or f"rank {rank}" not in answer.text):
-            faults.append(f"{answer.status}: {answer.text}")
+    faults += [
+        f"{answer.status}: {answer.text}"
+        for answer in answers
+        if answer is not None and (answer.status < 500 or f"rank {rank}" not in answer.text)
+    ]
     return Trial(kind, ranks, rank, unhealthy, answered, os.getloadavg()[0], tuple(faults))
 
 
