@@ -134,6 +134,8 @@ def _short(value: float) -> str:
 def _default(field: inspect.Field) -> str:
     if field.default in (UNSET, NODEFAULT):
         return "none"
+    if isinstance(field.default, Struct):
+        return "its members' own"
     if isinstance(field.default, bool):
         return str(field.default).lower()
     return f"`{field.default}`" if field.default != "" else "empty"

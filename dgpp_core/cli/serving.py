@@ -255,6 +255,7 @@ def serve_options(
         reasoning_in_content=settings.reasoning_in_content,
         no_eos=settings.no_eos,
         http=resolved.http,
+        files=settings.file_inputs,
         device=resolved.device or "auto",
         image_cache=str(Path(resolved.paths.resident_cache).expanduser()) if image else "",
         sampling=sampling,

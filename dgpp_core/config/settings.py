@@ -187,7 +187,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 IDLE_KEYS = (
     "prefix_min_tokens", "prefix_head_snapshots", "admission_gather_ms", "stats_interval_s",
-    "embed_sharding", "file_inputs", "mtp_schedule_lambda", "mtp_schedule_adapt",
+    "embed_sharding", "mtp_schedule_lambda", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "prefill", "ngram_table", "dense_weights", "fp8_head",
     "bf16_weights", "bulk_pace_gbps", "bulk_inflight",
 )  # fmt: skip

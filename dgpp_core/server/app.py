@@ -110,7 +110,7 @@ def _on_request_error(request: Incoming, error: RequestError) -> Response[bytes]
     counters = service_of(request).counters
     counters.rejected += error.status < 500
     log.info("%s %s status=%d code=%s: %s", request.method, request.url.path, error.status, error.code, error.what)
-    headers = {"retry-after": "1"} if error.code == "overloaded" else {}
+    headers = {"retry-after": "1"} if error.code in ("overloaded", "file_processing_busy") else {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     encode = message_error if str(request.scope["path"]).startswith(MESSAGES) else error_body

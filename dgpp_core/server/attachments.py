@@ -11,6 +11,7 @@ from dgpp_core.api.errors import RequestError
 from dgpp_core.images.decode import MAX_FILE_BYTES, bad_image, decode, lay_out
 from dgpp_core.images.picture import Picture
 from dgpp_core.server.data_uri import read_data_uri
+from dgpp_core.server.files import Files
 from dgpp_core.server.parse import convert
 from dgpp_core.server.sight import Sight
 from dgpp_core.text.messages import IMAGE
@@ -23,6 +24,8 @@ MOST_RGB_BYTES = 256 << 20
 """Of a request's images on their canvases."""
 MOST_TOKENS: Mapping[str, int] = {"auto": 1024, "high": 1024, "low": 256}
 """Tokens of an image, by its `detail`."""
+FILE_ROLES = ("tool", "user")
+"""Whose messages may have files."""
 SAME_TYPE = {"image/jpg": "image/jpeg"}
 """Media types that are no such thing and mean another."""
 
@@ -41,27 +44,27 @@ class Attached(msgspec.Struct, frozen=True):
     pictures: tuple[Picture, ...] = ()
 
 
-def attach(messages: Sequence[Any], sight: Sight | None) -> Attached:
-    """Take the images out of ``messages``, whose other members are not checked here.
+def attach(messages: Sequence[Any], sight: Sight | None, files: Files) -> Attached:
+    """Take images and files out of ``messages``, whose other members are not checked here. Files become text parts.
 
     Args:
         sight: of the model; None where it takes no images.
 
     Raises:
-        RequestError: 400 with the path of what is wrong.
+        RequestError: 400, 408, 413 or 503 with the path of what is wrong.
     """
-    taking = _Taking(sight)
+    taking = _Taking(sight, files)
     found = [taking.message(message, f"messages[{at}]") for at, message in enumerate(messages)]
-    return Attached(found, tuple(taking.pictures)) if taking.pictures else Attached(messages)
+    return Attached(found, tuple(taking.pictures))
 
 
 class _Taking:
     """What has been taken out of a request so far."""
 
-    def __init__(self, sight: Sight | None) -> None:
-        self._sight = sight
+    def __init__(self, sight: Sight | None, files: Files) -> None:
+        self._sight, self._files = sight, files
         self.pictures: list[Picture] = []
-        self._pixels = self._rgb = 0
+        self._pixels = self._rgb = self._data = self._text = 0
 
     def message(self, message: Any, path: str) -> Any:
         if not isinstance(message, Mapping) or not isinstance(content := message.get("content"), list):
@@ -70,8 +73,10 @@ class _Taking:
         return {**message, "content": parts}
 
     def _part(self, part: Any, role: Any, path: str) -> Any:
-        if not isinstance(part, Mapping) or part.get("type") != "image_url":
+        if not isinstance(part, Mapping) or part.get("type") not in ("image_url", "file"):
             return part
+        if part["type"] == "file":
+            return self._file(part, role, path)
         if self._sight is None:
             raise _unsupported(path, "this model takes no images: send text alone")
         if role not in self._sight.roles:
@@ -80,6 +85,18 @@ class _Taking:
             raise bad_image(path, f"a request may have {MOST_IMAGES} images")
         self.pictures.append(self._picture(part, path, self._sight))
         return IMAGE
+
+    def _file(self, part: Mapping[str, Any], role: Any, path: str) -> dict[str, str]:
+        if role not in FILE_ROLES:
+            raise _unsupported(path, f"files belong in messages of {' and '.join(FILE_ROLES)}")
+        path = f"{path}.file"
+        name, data = self._files.data(part.get("file"), path)
+        self._data += len(data)
+        self._files.check_total(self._data, self._text, path)
+        text = self._files.text(name, data, path)
+        self._text += len(text.encode())
+        self._files.check_total(self._data, self._text, path)
+        return {"type": "text", "text": text}
 
     def _picture(self, part: Mapping[str, Any], path: str, sight: Sight) -> Picture:
         body = convert(f"{path}.image_url", part.get("image_url"), ImageUrl)

@@ -35,7 +35,7 @@ def read_data_uri(text: str, most: int, param: str, code: str) -> Inline:
         code: of the errors.
 
     Raises:
-        RequestError: 400, it is another kind of URI or no valid base64; its status and ``code`` where it is too large.
+        RequestError: 400, it is another kind of URI, no valid base64, or too large.
     """
     head = _HEAD.match(text[:256])
     if head is None:
@@ -46,18 +46,18 @@ def read_data_uri(text: str, most: int, param: str, code: str) -> Inline:
     return Inline((head[1] or "").lower(), read_base64(text[head.end() :], most, param, code))
 
 
-def read_base64(text: str, most: int, param: str, code: str | None, *, status: int = 400) -> bytes:
+def read_base64(text: str, most: int, param: str, code: str) -> bytes:
     """The bytes that ``text`` spells in padded base64.
 
     Args:
-        most: bytes there may be; more are ``status``.
+        most: bytes there may be.
 
     Raises:
-        RequestError: it is something else, or too much.
+        RequestError: 400, it is something else, or too much.
     """
     if len(text) // 4 * 3 - 2 > most:
         what = f"`{param}`: at most {most} bytes are taken, found about {len(text) // 4 * 3}"
-        raise RequestError(what, status=status, param=param, code=code)
+        raise RequestError(what, param=param, code=code)
     try:
         parts = [binascii.a2b_base64(text[at : at + _STEP], strict_mode=True) for at in range(0, len(text), _STEP)]
     except ValueError as error:

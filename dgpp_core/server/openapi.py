@@ -10,6 +10,7 @@ import msgspec
 from dgpp_core import __version__
 from dgpp_core.server.attachments import ImageUrl
 from dgpp_core.server.call_bodies import CalledCustom
+from dgpp_core.server.files import FileBody
 from dgpp_core.server.messages.openapi import MESSAGES_PATHS, MESSAGES_TYPES
 from dgpp_core.server.models import Health, ModelList, ModelObject
 from dgpp_core.server.openapi_parts import any_of, generates, reads, ref
@@ -116,6 +117,12 @@ class ImagePart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     image_url: ImageUrl
 
 
+class FilePart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="file"):
+    """A text file or a PDF, whose text goes into the prompt."""
+
+    file: FileBody
+
+
 class EarlierFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A function that was called; its arguments are an object, or a string that holds one."""
 
@@ -141,7 +148,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A turn of the conversation. `tool_call_id` is required for the role `tool`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart] | None = None
+    content: str | list[TextPart | ImagePart | FilePart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None

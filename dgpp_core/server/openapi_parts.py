@@ -9,6 +9,7 @@ ERRORS = {
     400: "The request is at fault; `param` names the field.",
     401: "The service needs an API key.",
     404: "The model is not served here.",
+    408: "A file took too long to read.",
     413: "The body is larger than `http.max_body_bytes`.",
     503: "The server is full, stopping, or its engine has failed.",
 }

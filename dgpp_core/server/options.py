@@ -6,7 +6,7 @@ import msgspec
 
 from dgpp_core.api.spec import Dialect
 from dgpp_core.api.vision import Vision
-from dgpp_core.config.settings import HttpSettings
+from dgpp_core.config.settings import FileInputs, HttpSettings
 
 
 class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +62,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
         reasoning_in_content: reasoning stays in the text.
         no_eos: no reply ends by itself.
         http: where the service listens.
+        files: limits on files in requests.
         device: the engine's device.
         image_cache: the folder of resident images; empty keeps none.
         sampling: sampling defaults from the command line.
@@ -83,6 +84,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_in_content: bool = False
     no_eos: bool = False
     http: HttpSettings = HttpSettings()
+    files: FileInputs = FileInputs()
     device: str = "cpu"
     image_cache: str = ""
     sampling: SamplingOverrides = SamplingOverrides()

@@ -129,7 +129,7 @@ def _render(request: ChatRequest, use: ToolUse, served: Served) -> tuple[Shown, 
         variables=template.variables,
         switches=served.text.thinking_switches,
     )
-    attached = attach(request.messages, served.sight)
+    attached = attach(request.messages, served.sight, served.files)
     messages = normalise_messages(attached.messages, template)
     shown = show(
         lambda messages, tools: template.render(messages, tools=tools, kwargs=variables),

@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
+from dgpp_core.config.settings import FileInputs
 from dgpp_core.scheduler.messages import Ready
+from dgpp_core.server.files import Files
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.reasoning import effort_mapping
 from dgpp_core.server.sight import Sight, sight_of
@@ -39,6 +41,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         constrained: whether replies can be kept to a grammar.
         trial: where grammars are tried before the engine gets them.
         sight: how images are shown to the model; None where it takes none.
+        files: reads files of requests.
     """
 
     options: ServeOptions
@@ -50,6 +53,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     constrained: bool = False
     trial: Trial | None = None
     sight: Sight | None = None
+    files: Files = msgspec.field(default_factory=lambda: Files(FileInputs()))
 
     def try_source(self, source: str) -> None:
         """Whether the engine will be able to compile a grammar.
@@ -91,4 +95,5 @@ def served_model(
         constrained=ready.constrained and bool(text.defaults.eos_ids),
         trial=trial,
         sight=sight_of(options.vision, text),
+        files=Files(options.files),
     )
