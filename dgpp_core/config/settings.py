@@ -81,8 +81,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         max_connections: open HTTP connections.
         prefix_cache_gib: snapshots of window and recurrent state; paged blocks are cached in the pool itself. 0 turns
             prefix reuse off for both.
-        prefix_min_tokens: no snapshot below this position.
-        prefix_head_snapshots: an extra snapshot at the first structural boundary.
+        prefix_min_tokens: no snapshot of window and recurrent state below this position.
+        prefix_head_snapshots: one at the end of a prompt's first message, for other conversations that begin so.
         admission: ``full`` reserves prompt and reply, ``grow`` a window of ``admission_window`` tokens at a time.
         prefill_budget_tokens: prompt tokens a tick while replies run; -1 automatic, 0 the whole prompt.
         prefill_idle_budget_tokens: the same while none runs; 0 uses the busy budget.
@@ -186,7 +186,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 IDLE_KEYS = (
-    "prefix_min_tokens", "prefix_head_snapshots", "admission_gather_ms", "stats_interval_s",
+    "admission_gather_ms", "stats_interval_s",
     "embed_sharding", "mtp_schedule_lambda", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "prefill", "ngram_table", "dense_weights", "fp8_head",
     "bf16_weights", "bulk_pace_gbps", "bulk_inflight",

@@ -233,9 +233,10 @@ class Engine:
                     )
                 self.registers.extend(slot, info.blocks, upload(blocks, self.device))
                 info.blocks = end
-            case Snapshot(slot=slot, arena=arena):
+            case Snapshot(slot=slot, arena=arena, position=position):
                 self._info(slot)
-                self.state.save(slot, self.registers.candidates, arena)
+                held = self.registers
+                self.state.save(slot, held.candidates, arena, (held.lengths, position) if position >= 0 else None)
             case Release(slot=slot):
                 del self.slots[slot]
                 self.registers.release(slot)

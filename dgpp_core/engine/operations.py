@@ -60,10 +60,15 @@ class Decode(msgspec.Struct, frozen=True, tag="decode"):
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
-    """Copy the window and recurrent state of a slot into the arena."""
+    """Copy the window and recurrent state of a slot into the arena.
+
+    With a ``position`` it is the state at that length, and is copied only if the step before it ended there or passed
+    it: only the device knows that yet.
+    """
 
     slot: int
     arena: int
+    position: int = -1
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):

@@ -47,17 +47,28 @@ class StatePools:
             if isinstance(group, RecurrentGroup):
                 self.pools[group.name][:, slot].zero_()
 
-    def save(self, slot: int, candidates: Tensor, arena: int) -> None:
+    def save(self, slot: int, candidates: Tensor, arena: int, passed: tuple[Tensor, int] | None = None) -> None:
         """Copy a slot's window and recurrent state into an arena slot.
+
+        A verify step leaves the state behind each of its rows: in candidates, and in a ring that is longer than its
+        window by as many rows. So the state at an earlier position of the last step is still there.
 
         Args:
             candidates: int64 ``[slots or more]`` on the device: which recurrent candidate is a slot's committed one.
+            passed: lengths, int64 ``[slots or more]`` on the device, and a position: the state to copy is that at
+                the position, and nothing is copied where the slot's last step did not pass it.
         """
+        chosen, taken = candidates[slot : slot + 1], None
+        if passed is not None:
+            lengths, position = passed
+            chosen = chosen - lengths[slot : slot + 1] + position
+            taken = (chosen >= 0) & (lengths[slot : slot + 1] >= position)
+            chosen = chosen.clamp(0, self.geometry.step_width - 1)
         for name, target in self.arenas.items():
             rows = self.pools[name][:, slot]
             if not self._is_window(name):
-                rows = rows.index_select(1, candidates[slot : slot + 1]).squeeze(1)
-            target[:, arena] = rows
+                rows = rows.index_select(1, chosen).squeeze(1)
+            target[:, arena] = rows if taken is None else torch.where(taken, rows, target[:, arena])
 
     def load(self, arena: int, slot: int) -> None:
         """Copy an arena slot into a slot, as its recurrent candidate 0."""

@@ -18,6 +18,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         block_tokens: rows a block holds.
         snapshots: arena slots for window and recurrent state.
         needs_snapshot: the model has window or recurrent groups: a prefix is reusable only where a snapshot exists.
+        snapshot_least: no snapshot below this position.
+        snapshot_heads: whether a prompt's first message gets a snapshot of its own.
         decode_rows_match_prefill: a row that a decode step wrote has the bits a prefill would have given it. If not,
             only prefilled rows are kept for reuse, so that a reply does not depend on what happened to be cached.
         queue: requests that may be live beyond the slots; where blocks are short, some of those within wait as well.
@@ -37,6 +39,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 64
     snapshots: int = 0
     needs_snapshot: bool = False
+    snapshot_least: int = 0
+    snapshot_heads: bool = True
     decode_rows_match_prefill: bool = True
     queue: int = 64
     admission: Literal["full", "grow"] = "full"
@@ -52,7 +56,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         least = {"slots": 1, "blocks": 1, "block_tokens": 1, "queue": 1, "max_context": 2}
-        zeros = ("snapshots", "admission_window", "prefill_budget", "prefill_idle_budget", "depth")
+        zeros = ("snapshots", "snapshot_least", "admission_window", "prefill_budget", "prefill_idle_budget", "depth")
         for name, low in (least | dict.fromkeys(zeros, 0)).items():
             value = getattr(self, name)
             if value < low:

@@ -6,7 +6,7 @@ one installation, so a difference means a broken one.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -18,6 +18,13 @@ from dgpp_core.text.grammar.spec import Grammar
 VERSION = 1
 
 Reason = Literal["eos", "length", "stop", "cancelled", "error"]
+
+MissReason = Literal[
+    "below a block", "below the minimum", "never seen", "evicted", "no snapshot", "snapshot evicted"
+]  # fmt: skip
+"""Why a prompt found nothing in the prefix cache. ``below the minimum``: shorter than any snapshot that is taken;
+``no snapshot``: its rows are there, but not the window or recurrent state behind them."""
+MISS_REASONS: tuple[MissReason, ...] = get_args(MissReason)
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +76,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
         logprobs: alternatives a token, -1 for none at all.
         eos_ids: ids that end the reply; empty with ``ignore_eos``.
         use_cache: whether prefixes may be reused and left behind.
+        turns: positions at which one of the prompt's messages is over, ascending.
         grammar: what the reply is held to.
         pictures: images among the tokens, in the order of their places.
     """
@@ -80,6 +88,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     logprobs: int = -1
     eos_ids: tuple[int, ...] = ()
     use_cache: bool = True
+    turns: tuple[int, ...] = ()
     grammar: Grammar | None = None
     pictures: tuple[Picture, ...] = ()
 
@@ -141,12 +150,17 @@ class Update(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """A request ended, exactly once. The token that ended it by ``eos`` was in an `Update` and counts."""
+    """A request ended, exactly once. The token that ended it by ``eos`` was in an `Update` and counts.
+
+    ``cached_tokens`` of the prompt were reused, of ``known_tokens`` whose rows were there; ``miss`` says why none were.
+    """
 
     id: int
     reason: Reason
     cached_tokens: int = 0
     error: str = ""
+    known_tokens: int = 0
+    miss: str = ""
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
@@ -168,6 +182,9 @@ class PrefillProgress(msgspec.Struct, frozen=True):
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start, and gauges of now.
+
+    ``cache_misses_by`` counts misses in the order of `MISS_REASONS`; prompts that were not to be looked up are
+    ``cache_unasked``.
 
     ``drafted_at`` and ``accepted_at`` count drafts and those that stood by their place in a step, first to last.
 
@@ -204,6 +221,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     accepted_at: tuple[int, ...] = ()
     cache_hits: int = 0
     cache_misses: int = 0
+    cache_misses_by: tuple[int, ...] = ()
+    cache_unasked: int = 0
     cache_tokens_saved: int = 0
     cache_evictions: int = 0
     prefills: tuple[PrefillProgress, ...] = ()

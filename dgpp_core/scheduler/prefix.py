@@ -17,15 +17,15 @@ EVICTED_KEPT = 256
 
 
 class Node:
-    """One full block of a known prefix; without a parent once it is evicted."""
+    """One full block of a known prefix; without a parent once it is evicted. ``lost``: its snapshot was given up."""
 
-    __slots__ = ("arena", "block", "children", "key", "parent", "users")
+    __slots__ = ("arena", "block", "children", "key", "lost", "parent", "users")
 
     def __init__(self, parent: Node | None, key: bytes, block: int) -> None:
         self.parent, self.key, self.block = parent, key, block
         self.children: dict[bytes, Node] = {}
         self.users = 0
-        self.arena = -1
+        self.arena, self.lost = -1, False
 
 
 class PrefixIndex:
@@ -163,7 +163,7 @@ class PrefixIndex:
         if node.arena >= 0:
             self.give_arena(arena)
         else:
-            node.arena = arena
+            node.arena, node.lost = arena, False
             self._snapshots[node] = None
         self._snapshots.move_to_end(node)
 
@@ -191,4 +191,4 @@ class PrefixIndex:
     def _drop_snapshot(self, node: Node) -> None:
         del self._snapshots[node]
         self._free_arenas.append(node.arena)
-        node.arena = -1
+        node.arena, node.lost = -1, True

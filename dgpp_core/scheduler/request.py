@@ -20,6 +20,8 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
         known: nodes of the prefix index that match, while queued.
         passed: younger requests admitted before this one while it waited.
         cached_tokens: where the first admission attached to the prefix cache; -1 before it.
+        known_tokens: how far the prefix cache had rows of the prompt then, with their state or without.
+        miss: why nothing was reused then; empty where something was.
         admitted: tick of this admission; -1 while queued. Results of steps from before it are void.
         base: ids that this admission's prefill computes; more than the prompt after a preemption.
         computed: ids of ``base`` that are attached or whose prefill is launched.
@@ -28,6 +30,8 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
         blocks: the slot's block table.
         chain: nodes of the prefix index that own the first blocks of the table.
         snapshots: (position, arena) of snapshots that no node holds yet.
+        passing: (position, arena) of the one that the steps in flight take if they pass there.
+        rolled: the same of the latest one that steps took.
         outstanding: launched steps whose result has not come.
         unread: most tokens that those steps commit.
     """
@@ -39,6 +43,8 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     known: list[Node] = []
     passed: int = 0
     cached_tokens: int = -1
+    known_tokens: int = 0
+    miss: str = ""
     slot: int = -1
     admitted: int = -1
     base: int = 0
@@ -48,6 +54,8 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     blocks: list[int] = []
     chain: list[Node] = []
     snapshots: list[tuple[int, int]] = []
+    passing: tuple[int, int] | None = None
+    rolled: tuple[int, int] | None = None
     outstanding: int = 0
     unread: int = 0
 
@@ -113,3 +121,4 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
         self.slot = self.admitted = -1
         self.base = self.computed = self.published = self.outstanding = self.unread = 0
         self.chain, self.blocks, self.snapshots, self.cuts = [], [], [], ()
+        self.passing = self.rolled = None

@@ -5,20 +5,19 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
 from dgpp_core.engine.operations import Begin, Extend, Release, Snapshot
 from dgpp_core.scheduler.blocks import BlockPool
 from dgpp_core.scheduler.limits import Limits
+from dgpp_core.scheduler.messages import MISS_REASONS, MissReason
 from dgpp_core.scheduler.prefix import Node, PrefixIndex
 from dgpp_core.scheduler.request import Request
+from dgpp_core.scheduler.rolling import Rolling
 
 BODY_CHUNK = 512
 MISSES_KEPT = 64
-
-MissReason = Literal["below a block", "never seen", "evicted", "no snapshot"]
 
 
 class Miss(msgspec.Struct, frozen=True):
@@ -39,7 +38,14 @@ class Residency:
         self.pool = BlockPool(limits.blocks)
         self.index = PrefixIndex(self.pool, limits.block_tokens, limits.snapshots, limits.needs_snapshot)
         self.misses: deque[Miss] = deque(maxlen=MISSES_KEPT)
-        self.hits = self.missed = self.saved = 0
+        self.rolling = Rolling(limits, self.index)
+        self.hits = self.missed = self.saved = self.unasked = 0
+        self._reasons = dict.fromkeys(MISS_REASONS, 0)
+
+    @property
+    def missed_by(self) -> tuple[int, ...]:
+        """Misses by reason, in the order of `MISS_REASONS`."""
+        return tuple(self._reasons.values())
 
     def admit(self, request: Request, tick: int, prefilling: Iterable[Request]) -> Begin | None:
         """Give a request a slot and its reservation.
@@ -61,16 +67,19 @@ class Residency:
         self.index.reclaim(need)
         cached = len(chain) * limits.block_tokens
         if request.cached_tokens < 0:
-            request.cached_tokens = cached
+            request.cached_tokens, request.known_tokens = cached, len(known) * limits.block_tokens
             if cacheable:
                 self._count(request, tick, cached)
+            else:
+                self.unasked += 1
+                request.miss = "opted out" if limits.cache_on else "off"
         blocks = [node.block for node in chain] + self.pool.take(need)
         request.hold(slot=heapq.heappop(self.slots), tick=tick, chain=chain, blocks=blocks, cached=cached)
         request.cuts = self._cuts(request) if cacheable and limits.needs_snapshot else ()
         return Begin(
             slot=request.slot,
             request=request.submit.id,
-            prompt=tuple(request.ids),
+            prompt=request.submit.tokens if len(request.ids) == request.prompt_tokens else tuple(request.ids),
             params=request.submit.params,
             logprobs=request.submit.logprobs,
             blocks=tuple(blocks),
@@ -129,6 +138,7 @@ class Residency:
     def release(self, request: Request, keep: bool) -> Release:
         """Take everything back; with ``keep`` the full blocks of known tokens go to the prefix index."""
         keep = keep and self._cacheable(request)
+        self.rolling.end(request)
         count = max(len(request.chain), self._keepable(request)) if keep else len(request.chain)
         path = self.index.leave(request.keys, request.blocks, request.chain, count)
         for position, arena in request.snapshots:
@@ -168,12 +178,24 @@ class Residency:
         return min(full, base + max(limits.admission_window, 2 * limits.step_width))
 
     def _cuts(self, request: Request) -> tuple[int, ...]:
-        """The deepest block-aligned position that leaves a token to compute and, for long prompts, one in the body."""
-        size, base = self._limits.block_tokens, request.base
-        cuts = [(base - 1) // size * size]
+        """Where snapshots are taken, by what they are good for, as far as the arena reaches; all at block boundaries.
+
+        The deepest one leaves a token to compute: choices of one prompt, and turns after one that the template repeats
+        as it was. At the last end of a message: turns after one whose reply the template begins in another way. In the
+        body of long prompts: others that change near their end. At the first end of a message: other conversations
+        with the same instructions.
+        """
+        limits, size, base = self._limits, self._limits.block_tokens, request.base
+        least = max(size, limits.snapshot_least)
+        ends = [end // size * size for end in request.submit.turns if least <= end < base]
+        ends = [end for end in ends if end >= least]
+        wanted = [(base - 1) // size * size, *ends[-1:]]
         if base >= 4 * BODY_CHUNK:
-            cuts.insert(0, (base // BODY_CHUNK - 1) * BODY_CHUNK // size * size)
-        return tuple(cut for at, cut in enumerate(cuts) if cut > request.computed and cut not in cuts[:at])
+            wanted.append((base // BODY_CHUNK - 1) * BODY_CHUNK // size * size)
+        if limits.snapshot_heads:
+            wanted += ends[:1]
+        distinct = [cut for cut in dict.fromkeys(wanted) if cut >= least][: limits.snapshots]
+        return tuple(sorted(cut for cut in distinct if cut > request.computed))
 
     def _keepable(self, request: Request) -> int:
         """Full blocks worth a node: all of known tokens or, where snapshots are needed, those up to the deepest one.
@@ -200,12 +222,19 @@ class Residency:
             self.hits += 1
             self.saved += cached
             return
-        reason: MissReason = "never seen"
-        if len(request.ids) <= self._limits.block_tokens:
-            reason = "below a block"
-        elif request.known:
-            reason = "no snapshot"
-        elif self.index.was_evicted(request.keys):
-            reason = "evicted"
+        reason = self._reason(request)
+        request.miss = reason
         self.missed += 1
+        self._reasons[reason] += 1
         self.misses.append(Miss(request.submit.id, tick, len(request.ids), reason))
+
+    def _reason(self, request: Request) -> MissReason:
+        """Why nothing could be reused: what is missing first."""
+        limits, rows = self._limits, len(request.ids) - 1
+        if rows < limits.block_tokens:
+            return "below a block"
+        if limits.needs_snapshot and rows < limits.snapshot_least:
+            return "below the minimum"
+        if request.known:
+            return "snapshot evicted" if any(node.lost for node in request.known) else "no snapshot"
+        return "evicted" if self.index.was_evicted(request.keys) else "never seen"

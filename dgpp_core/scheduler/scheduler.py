@@ -138,6 +138,8 @@ class Scheduler:
             snapshots_in_use=held.index.arenas_in_use,
             cache_hits=held.hits,
             cache_misses=held.missed,
+            cache_misses_by=held.missed_by,
+            cache_unasked=held.unasked,
             cache_tokens_saved=held.saved,
             cache_evictions=held.index.evictions,
             prefills=tuple(request.progress() for request in prefilling),
@@ -212,8 +214,16 @@ class Scheduler:
         else:
             self._queue.remove(request)
         del self._live[request.submit.id]
-        cached = max(0, request.cached_tokens)
-        self._endings.append(Ending(id=request.submit.id, reason=reason, cached_tokens=cached, error=error))
+        self._endings.append(
+            Ending(
+                id=request.submit.id,
+                reason=reason,
+                cached_tokens=max(0, request.cached_tokens),
+                error=error,
+                known_tokens=request.known_tokens,
+                miss=request.miss,
+            )
+        )
         self._counters.end(reason)
 
     def _grow(self) -> None:
@@ -298,6 +308,9 @@ class Scheduler:
         depth = self._ladder.choose(len(requests)) if self._limits.ladder else self._limits.depth
         self._operations.append(Decode(slots=tuple(sorted(request.slot for request in requests)), depth=depth))
         for request in requests:
+            snapshot = self._held.rolling.take(request, depth + 1)
+            if snapshot is not None:
+                self._operations.append(snapshot)
             self._launch(request, most=depth + 1)
         self._counters.decode(len(requests), depth + 1)
 

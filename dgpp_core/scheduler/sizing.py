@@ -24,6 +24,8 @@ def limits_from(
         block_tokens=geometry.block_tokens,
         snapshots=geometry.snapshots,
         needs_snapshot=needs_snapshot,
+        snapshot_least=settings.prefix_min_tokens,
+        snapshot_heads=settings.prefix_head_snapshots,
         decode_rows_match_prefill=decode_rows_match_prefill,
         queue=settings.queue_limit,
         admission=settings.admission,

@@ -66,12 +66,17 @@ Event = Piece | CallStart | CallArguments | Finish
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a request: the prompt once, the replies of all choices together."""
+    """Tokens of a request: the prompt once, the replies of all choices together.
+
+    ``known`` and ``miss`` are those of the first choice's `Ending`.
+    """
 
     prompt: int
     completion: int
     cached: int
     reasoning: int
+    known: int = 0
+    miss: str = ""
 
 
 class Choice:
@@ -89,7 +94,8 @@ class Choice:
         self.ended = False
         self.stop_sent = False
         self.completion_tokens = 0
-        self.cached_tokens = 0
+        self.cached_tokens = self.known_tokens = 0
+        self.miss = ""
         self.parser = parser
         self._call_ids = call_ids
         self._custom = False
@@ -115,7 +121,7 @@ class Choice:
             RequestError: the engine gave the request up.
         """
         self.ended = True
-        self.cached_tokens = ending.cached_tokens
+        self.cached_tokens, self.known_tokens, self.miss = ending.cached_tokens, ending.known_tokens, ending.miss
         events = self._events(self.parser.finish())
         if ending.reason == "error":
             raise RequestError(f"the engine gave up this request: {ending.error}", status=503, code="engine_failure")
@@ -184,6 +190,7 @@ class Generation:
                     logprobs=job.logprobs,
                     eos_ids=() if job.ignore_eos else eos,
                     use_cache=job.use_cache,
+                    turns=job.turns,
                     grammar=job.grammar,
                     pictures=job.pictures,
                 )
@@ -199,6 +206,8 @@ class Generation:
             prompt=len(self.job.tokens),
             completion=sum(choice.completion_tokens for choice in self.choices),
             cached=self.choices[0].cached_tokens,
+            known=self.choices[0].known_tokens,
+            miss=self.choices[0].miss,
             reasoning=sum(choice.parser.reasoning_tokens for choice in self.choices),
         )
 

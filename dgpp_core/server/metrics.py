@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.scheduler.messages import Stats
+from dgpp_core.scheduler.messages import MISS_REASONS, Stats
 from dgpp_core.server.prometheus import OPENMETRICS_TYPE, PROMETHEUS_TYPE, prometheus_text
 from dgpp_core.server.service import Service
 
@@ -94,11 +94,15 @@ def _prefix_cache(service: Service, stats: Stats, settings: EngineSettings) -> d
         "enabled": settings.prefix_cache_gib > 0,
         "hits": stats.cache_hits,
         "misses": stats.cache_misses,
+        "misses_by_reason": dict(zip(MISS_REASONS, stats.cache_misses_by or (0,) * len(MISS_REASONS), strict=True)),
+        "unasked": stats.cache_unasked,
         "tokens_saved": stats.cache_tokens_saved,
         "evictions": stats.cache_evictions,
         "blocks_cached": stats.blocks_cached,
         "arena_snapshots": stats.snapshots_in_use,
         "slots": stats.snapshots_total,
+        "min_tokens": settings.prefix_min_tokens,
+        "head_cuts": settings.prefix_head_snapshots,
         "ttft_hit_count": timings.hits.count,
         "ttft_hit_ms_avg": timings.hits.mean_ms,
         "ttft_miss_count": timings.misses.count,

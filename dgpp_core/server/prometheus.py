@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 
 from dgpp_core import __version__
+from dgpp_core.scheduler.messages import MISS_REASONS
 from dgpp_core.server.service import Service
 
 PROMETHEUS_TYPE = CONTENT_TYPE_LATEST
@@ -53,6 +54,7 @@ class _Snapshot:
         for reason in sorted({"stop", "length", "tool_calls", *reasons}):
             finished.add_metric((model, reason), reasons[reason])
         yield finished
+        yield self._misses()
         yield from self._drafts()
 
     def _gauges(self) -> Rows:
@@ -102,8 +104,18 @@ class _Snapshot:
             "kernels_compiled": ("Kernels that first appeared after the start.", stats.kernels_compiled),
             "prefix_cache_hits": ("Prompts with a cached prefix.", stats.cache_hits),
             "prefix_cache_misses": ("Prompts without one.", stats.cache_misses),
+            "prefix_cache_unasked": ("Prompts that were not looked up: opted out, or no cache.", stats.cache_unasked),
             "prefix_cache_evictions": ("Prefixes dropped.", stats.cache_evictions),
         }
+
+    def _misses(self) -> Metric:
+        family = CounterMetricFamily(
+            "dgpp_prefix_cache_misses_by_reason", "Prompts without a cached prefix.", labels=("model_name", "reason")
+        )
+        counts = self._service.client.stats.cache_misses_by or (0,) * len(MISS_REASONS)
+        for reason, count in zip(MISS_REASONS, counts, strict=True):
+            family.add_metric((self._model, reason.replace(" ", "_")), count)
+        return family
 
     def _drafts(self) -> Iterable[Metric]:
         """Drafting twice: under our names, and under three that scrapers know from elsewhere."""

@@ -108,13 +108,18 @@ class Service:
 
 
 class GenerationLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What the log says of a generation: tokens, and milliseconds until its first event and in all."""
+    """What the log says of a generation: tokens, and milliseconds until its first event and in all.
+
+    Of the prompt, ``cached`` were reused of ``known`` whose rows the prefix cache had; ``miss`` says why none were.
+    """
 
     id: str
     status: int
     prompt: int
     completion: int
     cached: int
+    known: int
+    miss: str
     finish: str
     first_ms: float | None
     total_ms: float
@@ -172,6 +177,8 @@ class Exchange:
             prompt=usage.prompt,
             completion=usage.completion,
             cached=usage.cached,
+            known=usage.known,
+            miss=usage.miss.replace(" ", "_") or "none",
             finish=",".join(self._reasons) or "none",
             first_ms=None if self._first is None else round((self._first - self._began) * 1e3, 1),
             total_ms=round((self._service.outside.clock() - self._began) * 1e3, 1),

@@ -31,7 +31,9 @@ from dgpp_core.testing.world import World
 from dgpp_core.text.messages import normalise_messages
 from dgpp_core.text.template import ChatTemplate
 
-SETTINGS = EngineSettings(max_concurrency=4, kv_capacity=2048, block_tokens=16, prefix_cache_gib=0.02)
+SETTINGS = EngineSettings(
+    max_concurrency=4, kv_capacity=2048, block_tokens=16, prefix_cache_gib=0.02, prefix_min_tokens=0
+)
 
 
 class ModelConformance:
@@ -220,6 +222,23 @@ class ModelConformance:
         ])  # fmt: skip
         assert first.slots[0].tokens == again.slots[0].tokens
         assert first.slots[0].logprobs == again.slots[0].logprobs
+
+    def test_the_next_turn_goes_on_from_the_reply(
+        self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]
+    ) -> None:
+        """What a reply left behind, drafted or not and pipelined or not, is what reading it gives, to the bit."""
+        depth = min(loaded.spec.draft_depth, 2)
+        for drafts, lag in {(0, 1), (depth, 0), (depth, 1)}:
+            drafting = {"mtp": drafts > 0, "mtp_depth": max(drafts, 1)}
+            settings = msgspec.structs.replace(SETTINGS, **drafting)
+            world = self.world(loaded, folder, settings, lag)
+            first = world.reply(prompts[0], 40)
+            turn = [*prompts[0], *first.tokens, 1, 2, 3]
+            again = world.reply(turn, 4, logprobs=5)
+            cold = self.world(loaded, folder, settings, lag).reply(turn, 4, logprobs=5)
+            assert (again.tokens, again.logprobs) == (cold.tokens, cold.logprobs)
+            size = SETTINGS.block_tokens
+            assert again.cached == (len(turn) - 4) // size * size
 
     def test_template_renders_the_goldens(self) -> None:
         """The family's chat template gives the recorded prompts."""

@@ -71,7 +71,10 @@ def solo(submit: Submit, pick: Pick) -> tuple[tuple[int, ...], Reason]:
 
 
 class _Slot(msgspec.Struct, kw_only=True):
-    """A request on the fake device; ``ids`` runs one ahead of ``rows`` once the first token is picked."""
+    """A request on the fake device; ``ids`` runs one ahead of ``rows`` once the first token is picked.
+
+    ``trail`` has the state at each length that the last step passed.
+    """
 
     request: int
     ids: list[int]
@@ -80,6 +83,7 @@ class _Slot(msgspec.Struct, kw_only=True):
     shared: int
     rows: int
     state: int
+    trail: dict[int, int] = {}
 
 
 class FakeEngine:
@@ -209,8 +213,12 @@ class FakeEngine:
     def _snapshot(self, snapshot: Snapshot) -> None:
         _require(0 <= snapshot.arena < len(self._arena), f"arena slot {snapshot.arena} exists")
         slot = self._held(snapshot.slot)
-        _require(slot.rows % self._limits.block_tokens == 0, "a snapshot lies on a block boundary")
-        self._arena[snapshot.arena] = slot.state
+        position = slot.rows if snapshot.position < 0 else snapshot.position
+        _require(position % self._limits.block_tokens == 0, "a snapshot lies on a block boundary")
+        if snapshot.position < 0:
+            self._arena[snapshot.arena] = slot.state
+        elif position in slot.trail:
+            self._arena[snapshot.arena] = slot.trail[position]
 
     def _prefill(self, prefill: Prefill) -> list[SlotResult]:
         slot = self._held(prefill.slot)
@@ -229,10 +237,12 @@ class FakeEngine:
         slot = self._held(number)
         _require(len(slot.ids) == slot.rows + 1, "a step follows the prompt's last chunk")
         accepted = min(depth, self._accept(slot.request, len(slot.ids)))
+        slot.trail = {}
         for _ in range(accepted + 1):
             at, offset = divmod(slot.rows, self._limits.block_tokens)
             self._commit_row(slot, slot.ids[slot.rows])
             self._decoded.add((slot.table[at], offset))
+            slot.trail[slot.rows] = slot.state
             slot.ids.append(self._pick(slot.ids))
         self._spoil(slot, max(depth - accepted, self._limits.step_rows - self._limits.step_width))
         return SlotResult(number, slot.request, tuple(slot.ids[-accepted - 1 :]), drafted=depth)

@@ -90,7 +90,7 @@ def settings_for(axes: Axes, chunk: int, depth: int, longest: int, **changes: An
     values: dict[str, Any] = {
         "max_concurrency": max(axes.company) + 1, "block_tokens": axes.block_tokens,
         "kv_capacity": blocks * axes.block_tokens, "prefill_budget_tokens": chunk, "mtp": depth > 0,
-        "mtp_depth": max(1, depth), "prefix_cache_gib": 0.02,
+        "mtp_depth": max(1, depth), "prefix_cache_gib": 0.02, "prefix_min_tokens": 0,
     }  # fmt: skip
     return EngineSettings(**(values | changes))
 

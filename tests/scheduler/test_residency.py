@@ -7,6 +7,7 @@ import pytest
 from dgpp_core.api.errors import EngineError
 from dgpp_core.engine.operations import Begin, Extend, Snapshot
 from dgpp_core.scheduler.limits import Limits
+from dgpp_core.scheduler.messages import MISS_REASONS
 from dgpp_core.scheduler.scheduler import BYPASS
 from dgpp_core.testing.fake_engine import hashed_pick
 from dgpp_core.testing.scheduler_world import SchedulerWorld
@@ -180,9 +181,11 @@ class TestPrefixes:
         """Against a brute-force search over the texts of earlier requests, which ran one at a time in a large pool."""
         rng = random.Random(seed)
         recurrent = seed % 2 == 1
+        depth = rng.randint(0, 2)
         world = SchedulerWorld(
-            limits(blocks=2000, snapshots=500 if recurrent else 0, needs_snapshot=recurrent, depth=rng.randint(0, 2)),
-            lag=rng.randint(0, 1),
+            limits(blocks=2000, snapshots=500 if recurrent else 0, needs_snapshot=recurrent, depth=depth),
+            # A boundary that comes while the one before it is not known to be passed yet gets no snapshot.
+            lag=0 if recurrent and depth == 2 else rng.randint(0, 1),
             pick=hashed_pick(3),
             accept=lambda request, position: position % 2,
         )
@@ -196,10 +199,14 @@ class TestPrefixes:
             world.run()
             limit = (len(tokens) - 1) // 4 * 4
             shared = [
-                _common(tokens, text) // 4 * 4 for text in left if not recurrent or _common(tokens, text) == len(text)
+                _common(tokens, text) // 4 * 4
+                for text in left
+                if not recurrent or _common(tokens[:limit], text) == len(text)
             ]
             assert world.endings[name].cached_tokens == min(limit, max(shared, default=0))
-            left.append(tokens[:limit] if recurrent else [*tokens, *world.replies[name]][:-1])
+            rows = [*tokens, *world.replies[name]][:-1]
+            passed = len(rows) // 4 * 4
+            left += [tokens[:limit], rows[: passed if passed > len(tokens) else 0]] if recurrent else [rows]
         world.verify()
 
     def test_no_snapshot_no_reuse_although_the_pages_are_there(self) -> None:
@@ -209,7 +216,9 @@ class TestPrefixes:
             world.run()
         world.verify()
         assert [begin.cached for begin in begun(world)] == [0, 0, 0]
-        assert [miss.reason for miss in world.scheduler.last_misses] == ["never seen", "never seen", "no snapshot"]
+        assert [miss.reason for miss in world.scheduler.last_misses] == [
+            "never seen", "never seen", "snapshot evicted",
+        ]  # fmt: skip
 
     def test_a_model_with_recurrent_state_and_no_arena_caches_nothing(self) -> None:
         world = SchedulerWorld(limits(needs_snapshot=True))
@@ -395,6 +404,123 @@ class TestPrefixes:
             world.submit([name], 1)
             world.run()
         assert [miss.request for miss in world.scheduler.last_misses] == list(range(36, 100))
+
+
+class TestTurns:
+    """Where a conversation with window or recurrent state goes on from."""
+
+    def world(self, **fields: object) -> SchedulerWorld:
+        each = limits(**({"blocks": 4000, "block_tokens": 8, "snapshots": 64, "needs_snapshot": True} | fields))
+        return SchedulerWorld(each, lag=1, accept=lambda request, position: position % (each.depth + 1))
+
+    @pytest.mark.parametrize("depth", [0, 1, 3])
+    def test_the_next_turn_finds_the_state_behind_the_reply(self, depth: int) -> None:
+        world = self.world(depth=depth, block_tokens=16)
+        first = world.submit(range(100), 60)
+        world.run()
+        second = world.submit([*range(100), *world.replies[first], 7, 7], 4)
+        world.run()
+        world.verify()
+        assert world.endings[second].cached_tokens == 144
+        assert world.scheduler.stats().snapshots_in_use <= 5
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{"decode_rows_match_prefill": False}, {"snapshots": 15}],
+        ids=["decoded state has other bits", "an arena that replies would fill"],
+    )
+    def test_a_reply_that_may_not_be_kept_leaves_the_state_of_its_prompt(self, fields: dict[str, object]) -> None:
+        world = self.world(**fields)
+        first = world.submit(range(100), 60)
+        world.run()
+        second = world.submit([*range(100), *world.replies[first], 7, 7], 4)
+        world.run()
+        world.verify()
+        assert world.endings[second].cached_tokens == 96
+
+    def test_a_reply_holds_two_snapshots_at_most(self) -> None:
+        world = self.world()
+        for start in range(4):
+            world.submit(range(100 * start, 100 * start + 9), 200)
+        most = 0
+        while not world.scheduler.idle or not world.outputs:
+            world.tick()
+            most = max(most, world.scheduler.stats().snapshots_in_use)
+        world.verify()
+        assert most <= 4 * (1 + 2)
+
+    def test_a_template_that_begins_the_reply_otherwise_finds_the_end_of_the_question(self) -> None:
+        """The prompt ends in an opener of a few tokens that the history does not have; a block's end lies within."""
+        world = self.world(decode_rows_match_prefill=False)
+        question, opener = list(range(62)), [90, 91, 92]
+        first = world.submit([*question, *opener], 5, turns=(30, 62))
+        world.run()
+        second = world.submit([*question, 95, *world.replies[first], 96, 7, 7, *opener], 4, turns=(30, 62, 69))
+        world.run()
+        world.verify()
+        assert world.endings[second].cached_tokens == 56
+
+    def test_other_conversations_share_the_first_message(self) -> None:
+        for heads, cached in ((True, 40), (False, 0)):
+            world = self.world(snapshot_heads=heads)
+            for start in (100, 200):
+                name = world.submit([*range(45), *range(start, start + 60)], 2, turns=(45, 80))
+                world.run()
+            world.verify()
+            assert world.endings[name].cached_tokens == cached
+
+    def test_no_snapshot_below_the_minimum(self) -> None:
+        world = self.world(snapshot_least=50)
+        for _ in range(2):
+            world.submit(range(49), 30, turns=(20,))
+            world.run()
+        world.verify()
+        assert [ending.miss for ending in world.endings.values()] == ["below the minimum"] * 2
+        assert not [each for each in snapshots(world) if each.position < 0]
+        longer = [*range(45), *range(100, 145)]
+        for tokens in (longer, longer):
+            name = world.submit(tokens, 2, turns=(20, 60))
+            world.run()
+        assert world.endings[name].cached_tokens == 88
+
+    def test_what_is_wanted_most_is_kept_where_the_arena_is_small(self) -> None:
+        world = self.world(snapshots=1, snapshot_heads=True)
+        for tokens in ([*range(100)], [*range(100)]):
+            name = world.submit(tokens, 2, turns=(30, 60))
+            world.run()
+        world.verify()
+        assert world.endings[name].cached_tokens == 96
+
+
+class TestMisses:
+    def ending(self, world: SchedulerWorld, tokens: list[int], **fields: object) -> tuple[str, int, int]:
+        name = world.submit(tokens, 2, **fields)
+        world.run()
+        ending = world.endings[name]
+        return ending.miss, ending.cached_tokens, ending.known_tokens
+
+    def test_an_ending_says_why_nothing_was_reused(self) -> None:
+        world = SchedulerWorld(limits(snapshots=1, needs_snapshot=True, blocks=200))
+        assert self.ending(world, [*range(3)]) == ("below a block", 0, 0)
+        assert self.ending(world, [*range(20)]) == ("never seen", 0, 0)
+        assert self.ending(world, [*range(20)]) == ("", 16, 16)
+        assert self.ending(world, [*range(10), *range(50, 60)]) == ("no snapshot", 0, 8)
+        assert self.ending(world, [*range(20)]) == ("snapshot evicted", 0, 16)
+        assert self.ending(world, [*range(20)], use_cache=False) == ("opted out", 0, 0)
+        stats = world.scheduler.stats()
+        assert dict(zip(MISS_REASONS, stats.cache_misses_by, strict=True)) == {
+            "below a block": 1, "below the minimum": 0, "never seen": 1, "evicted": 0, "no snapshot": 1,
+            "snapshot evicted": 1,
+        }  # fmt: skip
+        assert (stats.cache_hits, stats.cache_misses, stats.cache_unasked) == (1, 4, 1)
+
+    def test_a_cache_that_is_off_says_so(self) -> None:
+        assert self.ending(SchedulerWorld(limits(prefix_cache=False)), [*range(20)]) == ("off", 0, 0)
+
+    def test_how_far_rows_were_known_is_told_where_their_state_was_not(self) -> None:
+        world = SchedulerWorld(limits(snapshots=8, needs_snapshot=True, blocks=200, slots=1))
+        self.ending(world, [*range(40)], turns=(10,))
+        assert self.ending(world, [*range(30), *range(50, 60)]) == ("", 8, 28)
 
 
 def _common(left: list[int], right: list[int]) -> int:

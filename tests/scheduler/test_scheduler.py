@@ -106,7 +106,7 @@ class TestResults:
         scheduler.tick(TickInput(submissions=(submit(eos_ids=(50,)),)))
         scheduler.tick(TickInput())
         output = scheduler.tick(TickInput(results=(result(1, 50),), submissions=(submit(1),)))
-        assert output.endings == (Ending(id=0, reason="eos"),)
+        assert output.endings == (Ending(id=0, reason="eos", miss="below a block"),)
         assert [type(each) for each in output.operations] == [Release, Begin, Prefill]
         late = scheduler.tick(TickInput(results=(result(2, 51),)))
         assert (late.updates, late.endings) == ((), ())
@@ -119,7 +119,7 @@ class TestResults:
         probs = tuple(TokenLogprobs(-float(at)) for at in range(4))
         output = scheduler.tick(TickInput(results=(result(2, 5, 8, 7, 6, logprobs=probs, drafted=3),)))
         assert output.updates == (Update(id=0, tokens=(5, 8), logprobs=probs[:2]),)
-        assert output.endings == (Ending(id=0, reason="eos"),)
+        assert output.endings == (Ending(id=0, reason="eos", miss="below a block"),)
 
     def test_max_tokens_ends_inside_a_step_and_eos_on_the_last_token_wins(self) -> None:
         for eos, reason in (((), "length"), ((6,), "eos")):
@@ -175,7 +175,7 @@ class TestInterrupts:
         scheduler.tick(TickInput(submissions=(submit(),)))
         output = scheduler.tick(TickInput(stops=(0,), results=(result(1, 50),)))
         assert output.updates == ()
-        assert output.endings == (Ending(id=0, reason="stop"),)
+        assert output.endings == (Ending(id=0, reason="stop", miss="below a block"),)
 
     def test_late_and_repeated_ones_do_nothing(self) -> None:
         scheduler = Scheduler(limits())

@@ -68,7 +68,8 @@ def test_both_routes_and_all_forms(fake: Any) -> None:
 
 STATS = Stats(
     blocks_total=10, blocks_in_use=6, blocks_cached=2, snapshots_total=4, snapshots_in_use=1, requests_preempted=3,
-    prompt_tokens=100, prompt_tokens_computed=60, cache_tokens_saved=40, cache_hits=2, cache_misses=1, draft_rounds=9,
+    prompt_tokens=100, prompt_tokens_computed=60, cache_tokens_saved=40, cache_hits=2, cache_misses=1,
+    cache_misses_by=(0, 0, 0, 1, 0, 0), cache_unasked=5, draft_rounds=9,
     draft_tokens=18, draft_accepted=10, drafted_at=(9, 9), accepted_at=(7, 3), kernels_compiled=1, step_ms=1500.0,
     prefills=(PrefillProgress(id=7, slot=2, prompt_tokens=50, processed_tokens=30, cached_tokens=10),
               PrefillProgress(id=8, slot=3, prompt_tokens=5, processed_tokens=0, cached_tokens=0)),
@@ -90,6 +91,10 @@ def test_what_the_engine_says_is_in_both_forms(serve_fake: Any, wait_for: Any) -
     assert found["service"]["admission"]["mode"] == "grow"
     assert found["service"]["queue_limit"] == text["dgpp_queue_limit"] == 64
     assert found["prefix_cache"]["tokens_saved"] == text["dgpp_prompt_tokens_cached_total"] == 40
+    assert found["prefix_cache"]["misses_by_reason"]["evicted"] == found["prefix_cache"]["misses"] == 1
+    assert found["prefix_cache"]["unasked"] == text["dgpp_prefix_cache_unasked_total"] == 5
+    why = 'dgpp_prefix_cache_misses_by_reason_total{model_name="fake",reason="evicted"} 1.0'
+    assert why in lines.splitlines()
     assert text["dgpp_kv_cache_usage_perc"] == 0.6
     assert text["dgpp_decode_step_seconds_total"] == 1.5
     assert (text["dgpp_prefill_prompt_tokens"], text["dgpp_prefill_processed_tokens"]) == (55, 30)
