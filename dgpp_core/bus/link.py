@@ -15,6 +15,8 @@ class Link(Protocol):
     """One rank's end of a pool of connections, all of one geometry."""
 
     slab: Slab
+    linger: float
+    """Seconds that a rank waits for the others to leave too: until then they may need its end of a connection."""
 
     def offer(self) -> bytes:
         """What peers need to know to write into this rank's slab."""

@@ -20,6 +20,8 @@ from dgpp_core.bus.slab import HEADER, Slab
 LINGER = 0.005
 """Seconds that a loop spins after a message before it naps: decode steps follow each other faster."""
 NAP = 50e-6
+BURST = 64 * 1024
+"""Bytes: a decode step's vectors."""
 _MASK = 0xFFFFFFFF
 
 
@@ -86,11 +88,19 @@ class PythonPoster:
     Args:
         pace: seconds that a peer is left alone for each byte it was sent, so that several ranks do not overrun one
             port; 0 for no limit.
+        burst: bytes to a peer that are not paced after a pause.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, slab: Slab, rank: int, port: Port, *, pace: float = 0.0, clock: Callable[[], float] = time.monotonic
+        self,
+        slab: Slab,
+        rank: int,
+        port: Port,
+        *,
+        pace: float = 0.0,
+        burst: int = BURST,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         geometry = slab.geometry
         self._slab, self._rank, self._port = slab, rank, port
@@ -98,7 +108,7 @@ class PythonPoster:
         self._posted = [0] * geometry.channels
         self._waiting = {peer: deque[tuple[int, int, int]]() for peer in self._peers}
         self._free = dict.fromkeys(self._peers, 0.0)
-        self._pace, self._clock, self._busy = pace, clock, clock()
+        self._pace, self._burst, self._clock, self._busy = pace, burst, clock, clock()
 
     def advance(self) -> bool:
         """Send what is ready and due."""
@@ -139,7 +149,7 @@ class PythonPoster:
             self._port.write(peer, channel, source + HEADER, target + HEADER, (size + 3) // 4 * 4)
         self._port.write(peer, channel, source, target, HEADER)
         if self._pace:
-            self._free[peer] = max(self._clock(), self._free[peer]) + self._pace * size
+            self._free[peer] = max(self._clock() - self._pace * self._burst, self._free[peer]) + self._pace * size
 
 
 class PostingThread:

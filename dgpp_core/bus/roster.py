@@ -106,9 +106,16 @@ class Roster:
         """Tell the others that this rank gave up, and why."""
         self._tell(Gone(self.rank, reason))
 
-    def close(self) -> None:
-        """Leave; without a word before, the others learn that this rank's work was done."""
+    def close(self, linger: float = 0.0) -> None:
+        """Leave; without a word before, the others learn that this rank's work was done.
+
+        Args:
+            linger: seconds to wait for the others to leave too.
+        """
         self._tell(Gone(self.rank))
+        end = time.monotonic() + linger
+        while len(self._gone) < self.world - 1 and time.monotonic() < end:
+            time.sleep(0.002)
         with contextlib.suppress(OSError):
             self._wake.send(b"!")
         if self._thread is not None:

@@ -41,8 +41,12 @@ class DeviceCollectives(Protocol):
         """Let kernels that wait for one of these ranks (bits) leave."""
         ...
 
+    def finish(self) -> None:
+        """Wait for the device, then end the posting loop when all is sent."""
+        ...
+
     def close(self) -> None:
-        """Wait for the device, then end the posting loop."""
+        """Give the memory back."""
         ...
 
 
@@ -123,12 +127,14 @@ class SlabBus:
         self._left = True
         if reason:
             self._roster.publish(reason)
-        if self._device is not None:
-            self._device.close()
         with contextlib.suppress(EngineError):
             if not reason and self._fault is None:
                 self._exchange.finish(LEAVING)
-        self._roster.close()
+        if self._device is not None:
+            self._device.finish()
+        self._roster.close(self._link.linger if not reason and self._fault is None else 0.0)
+        if self._device is not None:
+            self._device.close()
         self._link.close()
         self._fault = self._fault or EngineError("this rank has left the world", where=f"rank {self.rank}")
 

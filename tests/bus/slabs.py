@@ -58,8 +58,8 @@ def posters(slabs: list[Slab], kind: str) -> list[Poster]:
         return [NativePoster(slab, rank, slabs, library) for rank, slab in enumerate(slabs)]
     if kind == "unruly":
         return [PythonPoster(slab, rank, UnrulyPort(slab, slabs, rank)) for rank, slab in enumerate(slabs)]
-    pace = 1e-6 if kind == "paced" else 0.0
-    return [PythonPoster(slab, rank, CopyPort(slab, slabs), pace=pace) for rank, slab in enumerate(slabs)]
+    pace = 1e-5 if kind == "paced" else 0.0
+    return [PythonPoster(slab, rank, CopyPort(slab, slabs), pace=pace, burst=0) for rank, slab in enumerate(slabs)]
 
 
 def slabs_of(geometry: Geometry) -> list[Slab]:
@@ -84,6 +84,17 @@ def on_all(exchanges: Sequence[Exchange], work: Callable[[Exchange], Any]) -> li
 
     with ThreadPoolExecutor(len(exchanges)) as threads:
         return list(threads.map(whole, exchanges))
+
+
+EDGES = [0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x3F80, 0xBF80, 0x3F81, 0x7E00, 0xFE00, 0x4B80, 0xCB80, 0x3D80]
+"""bfloat16: zeros, denormals, the smallest normal, ones, large ones that cancel, and what they swallow."""
+
+
+def part(rank: int, count: int, seed: int = 0) -> Bytes:
+    """bfloat16 numbers of a rank: half of them edges, the others of many magnitudes."""
+    source = np.random.default_rng([rank, seed])
+    spread = rounded((source.standard_normal(count) * 10.0 ** source.integers(-9, 9, count)).astype(np.float32))
+    return np.where(source.random(count) < 0.5, source.choice(EDGES, count), spread).astype(np.uint16).view(np.uint8)
 
 
 def rounded(values: Floats) -> NDArray[np.uint16]:

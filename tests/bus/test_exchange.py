@@ -17,15 +17,13 @@ from dgpp_core.api import EngineError
 from dgpp_core.bus.exchange import Exchange
 from dgpp_core.bus.native import SOURCE, load
 from dgpp_core.bus.posting import order_of
-from dgpp_core.bus.slab import HEADER, Bytes, Geometry, Slab, seal
+from dgpp_core.bus.slab import HEADER, Geometry, Slab, seal
 
 sys.path.insert(0, str(Path(__file__).parent))
 import slabs
-from slabs import chain, exchanges, on_all, rounded
+from slabs import EDGES, chain, exchanges, on_all, part
 
 KINDS = ["python", "native", "unruly", "paced"]
-EDGES = [0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x3F80, 0xBF80, 0x3F81, 0x7E00, 0xFE00, 0x4B80, 0xCB80, 0x3D80]
-"""bfloat16: zeros, denormals, the smallest normal, ones, large ones that cancel, and what they swallow."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,12 +32,6 @@ def compiler() -> None:
         load()
     except EngineError as error:
         pytest.skip(error.line())
-
-
-def part(rank: int, count: int, seed: int = 0) -> Bytes:
-    source = np.random.default_rng([rank, seed])
-    spread = rounded((source.standard_normal(count) * 10.0 ** source.integers(-9, 9, count)).astype(np.float32))
-    return np.where(source.random(count) < 0.5, source.choice(EDGES, count), spread).astype(np.uint16).view(np.uint8)
 
 
 @pytest.mark.parametrize("kind", KINDS)

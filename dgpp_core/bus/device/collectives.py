@@ -117,11 +117,14 @@ class KernelCollectives:
         """Let kernels that wait for one of these ranks (bits) leave."""
         self._slab.abort = missing
 
-    def close(self) -> None:
-        """Wait for the device, then end the posting loop and give the memory back."""
+    def finish(self) -> None:
+        """Wait for the device, then end the posting loop when all is sent."""
         torch.cuda.synchronize(self._place)
         if self._posting is not None:
             self._posting.stop(LEAVING)
+
+    def close(self) -> None:
+        """Give the memory back."""
         with torch.cuda.device(self._place):
             self._runtime.cudaHostUnregister(self._slab.address)
         self._link.close()

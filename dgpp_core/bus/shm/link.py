@@ -53,6 +53,8 @@ class SharedMemoryLink:
         EngineError: there is no room for the slab.
     """
 
+    linger = 0.0
+
     def __init__(self, rank: int, geometry: Geometry, folder: Path = FOLDER) -> None:
         self._rank = rank
         self._path = folder / f"dgpp-{os.getpid()}-{secrets.token_hex(8)}"

@@ -1,0 +1,27 @@
+"""Ranks as processes of hosts with RDMA network cards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dgpp_core.bus.forming import Terms, form
+from dgpp_core.bus.slab_bus import SlabBus
+from dgpp_core.bus.verbs.link import VerbsLink
+from dgpp_core.bus.verbs.ports import rails
+
+
+def join(
+    terms: Terms, *, devices: Sequence[str] = (), gid_indices: Sequence[int] = (), pace: float | None = None
+) -> SlabBus:
+    """Form a world with the other ranks; all call this with the same terms but ``rank`` and ``device``.
+
+    Args:
+        devices: names of the RDMA devices, in an order that is the same on every rank; none takes all active ones.
+        gid_indices: one for each of ``devices``; none chooses them.
+        pace: as of `VerbsLink`.
+
+    Raises:
+        EngineError: a device or address is missing, or as `bus.shm.join`.
+    """
+    chosen = rails(devices, gid_indices)
+    return form(terms, "verbs", lambda geometry: VerbsLink(terms.rank, chosen, geometry, pace))
