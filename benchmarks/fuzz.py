@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import sys
 import time
@@ -20,17 +19,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from dgpp_core.testing.fake_service import MARKERS, TOOL_TEMPLATE, fake_service
 from dgpp_core.testing.fake_worker import FakeReply, FakeScript
 from dgpp_core.testing.fuzz import StreamReaders, await_idle, fuzz_bodies, fuzz_http, tool_script
 from dgpp_core.testing.openapi_cases import run_cases, runs
+from dgpp_core.testing.reports import report_json
 from dgpp_core.testing.services import RunningService
 from dgpp_core.testing.tool_replies import dialect
 
-SHARES = {"/v1/chat/completions": 8, "/v1/responses": 6, "/v1/messages": 6, "/v1/completions": 4}
-"""How many of the cases a route gets for one that any other gets."""
+SHARES = {"/v1/completions": 3, "/tokenize": 2, "/detokenize": 2}
+"""How many of the cases a route gets for one that any other gets: small bodies are quickly made."""
 
 
 @contextlib.contextmanager
@@ -45,17 +43,22 @@ def service(*, tools: bool) -> Iterator[RunningService]:
 
 
 def openapi(count: int, seed: int) -> dict[str, Any]:
-    """Cases of every operation and mode, and their answers by status."""
+    """At least ``count`` cases of all operations and modes, and their answers by status.
+
+    There are only so many different requests to a route that takes no body, so the others make up for those.
+    """
     kinds = runs()
-    whole = sum(SHARES.get(path, 1) for path, _, _ in kinds)
-    found: dict[str, Any] = {}
+    found: dict[str, Counter[int]] = {" ".join(kind): Counter() for kind in kinds}
     with service(tools=False) as running, StreamReaders(running.url) as readers:
-        for path, method, mode in kinds:
-            share = -(-count * SHARES.get(path, 1) // whole)
-            statuses = run_cases(running.url, path, method, mode, share, seed, readers.read)
-            found[f"{method} {path} {mode}"] = _text(statuses)
+        while (left := count - sum(statuses.total() for statuses in found.values())) > 0:
+            whole = sum(SHARES.get(path, 1) for path, _, _ in kinds)
+            for kind in kinds:
+                share = -(-left * SHARES.get(kind[0], 1) // whole)
+                found[" ".join(kind)] += run_cases(running.url, *kind, share, seed, readers.read)
+            kinds = [kind for kind in kinds if kind[1] == "post"]
+            seed += 1
         await_idle(running.url)
-    return found
+    return {name: _text(statuses) for name, statuses in found.items()}
 
 
 def _text(statuses: Counter[int]) -> dict[str, int]:
@@ -70,7 +73,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    report: dict[str, Any] = {"command": " ".join(["python", "benchmarks/fuzz.py", *sys.argv[1:]])}
+    report: dict[str, Any] = {}
     start = time.monotonic()
     if options.cases:
         report["cases"] = openapi(options.cases, options.seed)
@@ -86,11 +89,8 @@ def main() -> int:
                 report[f"http {kind}"] = dict(
                     fuzz_http(running.url, options.http // 2, random.Random(options.seed)).most_common()
                 )
-    report |= {"seconds": round(time.monotonic() - start), "load_average": os.getloadavg()}
-    text = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    print(text.decode())
-    if options.out is not None:
-        options.out.write_bytes(text + b"\n")
+    report["seconds"] = round(time.monotonic() - start)
+    print(report_json(sys.argv, report, options.out))
     return 0
 
 

@@ -11,8 +11,10 @@ import argparse
 import random
 import sys
 from collections import Counter
+from pathlib import Path
 
 from dgpp_core.testing.grammars import random_schema, validate, write
+from dgpp_core.testing.reports import report_json
 from dgpp_core.text.grammar import sources
 from dgpp_core.text.grammar.matcher import Matcher
 from dgpp_core.text.grammar.sources import GrammarError
@@ -48,10 +50,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     vocabulary = Vocabulary(PIECES, frozenset({END}), frozenset(), len(PIECES), END)
     counts = Counter(run(vocabulary, seed) for seed in range(options.first, options.first + options.runs))
     print(", ".join(f"{count} {name}" for name, count in counts.most_common()))
+    if options.out is not None:
+        report_json(sys.argv, {"runs": options.runs, "found": counts}, options.out)
     return int(counts["invalid"] > 0)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import random
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from dgpp_core.testing.reports import report_json
 from dgpp_core.testing.services import RunningService, serve_command, started
 from dgpp_core.testing.soak import Report, Soak
 from dgpp_core.testing.tiny_service import tiny_service
@@ -62,12 +62,7 @@ def main() -> int:
     options = parser.parse_args()
     with service_of(options) as service:
         report = asyncio.run(soak(service, options))
-    command = " ".join(["python", "benchmarks/soak.py", *sys.argv[1:]])
-    facts = {"command": command, "load_average": os.getloadavg(), **msgspec.to_builtins(report)}
-    text = msgspec.json.format(msgspec.json.encode(facts), indent=1)
-    print(text.decode())
-    if options.out is not None:
-        options.out.write_bytes(text + b"\n")
+    print(report_json(sys.argv, msgspec.to_builtins(report), options.out))
     bad = report.errors or any(report.counters.values()) or report.growth_mib_per_minute > options.growth
     return int(bool(bad))
 
