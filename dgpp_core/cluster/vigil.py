@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -108,34 +108,36 @@ class Vigil:
         ages = {rank: beat.age + now - came for rank, (beat, came) in self._beats.items()}
         phases = {rank: beat.phase for rank, (beat, _) in self._beats.items()}
         working = [rank for rank, phase in phases.items() if phase == "working"]
-        for rank in working:
-            if ages[rank] >= self._stalled:
-                return self._hung(rank, f"no sign of its loop for {ages[rank]:.1f} s; {self._last(rank)}")
+        if hung := [rank for rank in working if ages[rank] >= self._stalled]:
+            return self._hung(
+                hung, [f"rank {rank}: no sign for {ages[rank]:.1f} s, {self._last(rank)}" for rank in hung]
+            )
         inside = [rank for rank, phase in phases.items() if phase == "collective"]
         if working or not inside or min(ages[rank] for rank in inside) < self._stalled:
             return None
         absent = [rank for rank in phases if rank not in inside and ages[rank] >= self._stalled]
-        found = "; ".join(f"rank {rank}: {self._last(rank)}" for rank in sorted(phases))
+        found = [f"rank {rank}: {self._last(rank)}" for rank in sorted(phases)]
         if absent:
-            return self._hung(absent[0], found)
+            return self._hung(absent, found)
         if len(inside) < len(self._names):
             return None
         error = EngineError(
             "a collective does not end",
             where=", ".join(f"rank {rank}" for rank in sorted(inside)),
-            found=found,
+            found="; ".join(found),
             expected=f"an end within {self._stalled:.1f} s: every rank takes part in it",
             hint="check the network of the bus, which is not that of the journal",
         )
         return Fault(STALLED, error)
 
-    def _hung(self, rank: int, found: str) -> Fault:
+    def _hung(self, ranks: Sequence[int], found: Sequence[str]) -> Fault:
+        ranks = sorted(ranks)
         error = EngineError(
-            f"rank {rank} hangs",
-            where=self._names[rank],
-            found=found,
-            expected=f"a sign of its loop within {self._stalled:.1f} s",
-            hint="its stacks are in its fault file",
+            ", ".join(f"rank {rank}" for rank in ranks) + (" hang" if len(ranks) > 1 else " hangs"),
+            where=", ".join(self._names[rank] for rank in ranks),
+            found="; ".join(found),
+            expected=f"a sign of every loop within {self._stalled:.1f} s",
+            hint="the stacks are in the fault files",
         )
         return Fault(STALLED, error)
 

@@ -67,6 +67,14 @@ def test_the_rank_that_hangs_is_blamed_not_those_that_wait_for_it(played: Played
     assert played.now - 5 <= PATIENCE.stalled + JUDGE_S + 1e-6
 
 
+def test_all_that_hang_are_named(played: Played) -> None:
+    played.until(5)
+    played.go("working", "working", "waiting")
+    fault = played.until(9)
+    assert fault is not None
+    assert (fault.error.what, fault.error.where) == ("rank 0, rank 1 hang", "host0, host1")
+
+
 def test_a_rank_that_does_not_come_into_a_collective_is_blamed(played: Played) -> None:
     played.until(5)
     played.go("collective", "collective", "waiting")
