@@ -1,0 +1,46 @@
+"""Tiny GLM-5.3-Flash on a CUDA device, its layers as torch operations: near the CPU in every format."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dgpp_core.checkpoint.synth import synthesise
+from dgpp_core.cli.synth import in_format
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.operations import Begin, Prefill
+from dgpp_core.host.loading import LoadedModel, load_plugins
+from dgpp_core.sampling.params import GREEDY
+from dgpp_core.testing.world import World
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none is available here"),
+]
+PROMPT = [(7 * i + 3) % 512 for i in range(18)]
+"""So short that every block of keys is seen: a choice that rounding turns would be a difference of another kind."""
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    pytest.importorskip("dgpp_glm")
+    return load_plugins(environ={}).model("glm53-flash")
+
+
+@pytest.mark.parametrize(
+    ("fmt", "kv_dtype"), [("bf16", "bf16"), ("bf16", "fp8"), ("bf16", "fp4"), ("fp8", "bf16"), ("hybrid", "bf16")]
+)
+def test_logprobs_are_near_those_of_the_cpu(model: LoadedModel, fmt: str, kv_dtype: str, tmp_path: Path) -> None:
+    raw, dtype = in_format(model.spec, model.spec.tiny_config, fmt)
+    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, tmp_path, seed=4, dtype=dtype)
+    first = []
+    for device in ("cpu", "cuda"):
+        settings = EngineSettings(max_concurrency=4, kv_capacity=2048, mtp=True, mtp_depth=2, kv_dtype=kv_dtype)  # type: ignore[arg-type]
+        engine = World.from_checkpoint(model, tmp_path, settings, device=device).engine
+        begin, prefill = Begin(0, 0, tuple(PROMPT), GREEDY, 20, (1, 2), 0), Prefill(0, 0, len(PROMPT), True)
+        found = engine.execute(0, [begin, prefill]).slots[0].logprobs
+        assert found is not None
+        first.append(dict(found[0].top))
+    shared = set(first[0]) & set(first[1])
+    assert len(shared) >= 10
+    assert max(abs(first[0][token] - first[1][token]) for token in shared) < 0.5
