@@ -40,6 +40,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
             is the dtype that activations have.
         grids: a matrix in FP8 blocks may be several of equal height below each other, quantised one by one: the scale
             blocks of each begin at its first row, whether or not its height is a multiple of theirs.
+        hint: what to do where a checkpoint lacks it, if no release has it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     storage: str = "dense"
     resident: str = ""
     grids: int = 1
+    hint: str = ""
 
     @property
     def stays_float32(self) -> bool:

@@ -71,14 +71,15 @@ def _bound_parts(table: BindingTable) -> Iterator[tuple[Binding, Part]]:
 
 
 def _check_missing(bound: Mapping[str, tuple[Binding, Part]], entries: Mapping[str, TensorEntry]) -> None:
-    needed = [part for _, part in bound.values() if part.use == "required"]
-    if missing := [part for part in needed if part.name not in entries]:
+    needed = [(binding.hint, part) for binding, part in bound.values() if part.use == "required"]
+    if lacking := [each for each in needed if each[1].name not in entries]:
+        hint, missing = min(hint for hint, _ in lacking), [part for _, part in lacking]
         raise CheckpointError(
             f"the checkpoint has no tensor {missing[0].name}",
             where=", ".join(sorted({str(entry.file) for entry in entries.values()})),
             found=f"{len(missing)} of {len(needed)} expected tensors missing",
             expected=", ".join(part.name for part in missing[:5]) + (", …" if len(missing) > 5 else ""),
-            hint="the checkpoint is incomplete or belongs to another model",
+            hint=hint or "the checkpoint is incomplete or belongs to another model",
         )
 
 
