@@ -32,10 +32,14 @@ class ResponseFormats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """Where reasoning goes, and what each effort sets in the chat template."""
+    """Where reasoning goes, and what each effort sets in the chat template.
+
+    ``ignored`` are variables of reasoning that the template reads, or that its family declares, to no effect.
+    """
 
     in_content: bool
     effort_mapping: dict[str, dict[str, Any]]
+    ignored: tuple[str, ...] = ()
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +91,11 @@ def model_object(served: Served) -> ModelObject:
         sampling=Sampling(defaults=served.defaults),
         tools=Tools(available=served.text.tools is not None, constrained=served.constrained),
         response_format=ResponseFormats(json_object=served.constrained, json_schema=served.constrained),
-        reasoning=Reasoning(in_content=served.options.reasoning_in_content, effort_mapping=served.efforts),
+        reasoning=Reasoning(
+            in_content=served.options.reasoning_in_content,
+            effort_mapping=served.efforts,
+            ignored=served.text.switches.ignored,
+        ),
         input_modalities=("text",) if served.sight is None else ("text", "image"),
         row_exact=ready.row_exact,
         context=Context(

@@ -127,7 +127,7 @@ def _render(request: ChatRequest, use: ToolUse, served: Served) -> tuple[Shown, 
         request.chat_template_kwargs,
         efforts=served.efforts,
         variables=template.variables,
-        switches=served.text.thinking_switches,
+        switches=served.text.switches.thinking,
     )
     attached = attach(request.messages, served.sight, served.files)
     messages = normalise_messages(attached.messages, template)

@@ -8,31 +8,26 @@ from typing import Any, get_args
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.parse import shorten
 from dgpp_core.server.requests import Effort
+from dgpp_core.text.switches import HISTORY
 
 EFFORTS: tuple[str, ...] = get_args(Effort)
 SWITCHES = ("enable_thinking", "thinking")
 """Two names of one thing in a request."""
-HISTORY = (
-    "preserve_thinking", "preserve_reasoning", "clear_thinking", "drop_thinking", "truncate_history_thinking",
-)  # fmt: skip
-"""Booleans about earlier turns, passed on under their own names."""
-NATIVE_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""What a template that reads `reasoning_effort` is given."""
 
 
-def effort_mapping(variables: Collection[str], switches: Collection[str]) -> dict[str, dict[str, Any]]:
+def effort_mapping(native: Mapping[str, str], switches: Collection[str]) -> dict[str, dict[str, Any]]:
     """The template variables that each available effort sets.
 
     Args:
-        variables: what the template reads.
-        switches: the variables among them that turn thinking on and off.
+        native: by effort, what the template calls it; empty where it does not read `reasoning_effort`.
+        switches: the variables that turn thinking on and off.
     """
     mapping: dict[str, dict[str, Any]] = {}
     if switches:
         mapping["none"] = dict.fromkeys(switches, False)
     for effort in EFFORTS[1:]:
-        if "reasoning_effort" in variables:
-            mapping[effort] = {"reasoning_effort": NATIVE_EFFORTS[effort]} | dict.fromkeys(switches, True)
+        if effort in native:
+            mapping[effort] = {"reasoning_effort": native[effort]} | dict.fromkeys(switches, True)
         elif switches:
             mapping[effort] = dict.fromkeys(switches, True)
     return mapping

@@ -84,13 +84,12 @@ def served_model(
     names = [field.name for field in msgspec.structs.fields(SamplingDefaults)]
     own = {name: getattr(text.defaults, name) for name in names}
     given = {name: value for name in names if (value := getattr(options.sampling, name)) is not None}
-    variables = text.template.variables if text.template is not None else frozenset()
     return Served(
         options=options,
         text=text,
         ready=ready,
         defaults=SamplingDefaults(**(own | given)),
-        efforts=effort_mapping(variables, text.thinking_switches),
+        efforts=effort_mapping(text.switches.efforts, text.switches.thinking),
         created=created,
         constrained=ready.constrained and bool(text.defaults.eos_ids),
         trial=trial,

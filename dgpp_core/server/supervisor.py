@@ -86,6 +86,8 @@ def run(
     for warning in exposure(options.http):
         log.warning("%s", warning)
     text = load_text(Path(options.checkpoint), options.dialect, config_eos=options.config_eos)
+    if text.switches.ignored:
+        log.warning("the chat template makes nothing of %s", ", ".join(text.switches.ignored))
     listener = listen(options.http.bind_host, options.http.port)
     stopping = stopping or Stopping()
     outside = Outside(clock=time.monotonic, time=time.time, random_bytes=os.urandom)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from dgpp_core.api.errors import RequestError
 from dgpp_core.api.spec import Dialect
 from dgpp_core.text.defaults import GenerationDefaults, read_generation_defaults
 from dgpp_core.text.prompts import PromptTokens
+from dgpp_core.text.switches import Switches, find_switches
 from dgpp_core.text.template import ChatTemplate
 from dgpp_core.text.tokenizer import Tokenizer
 from dgpp_core.text.tools.detect import detect_dialect
@@ -19,7 +19,6 @@ from dgpp_core.text.tools.dialect import ToolDialect
 from dgpp_core.text.turns import turn_marks
 
 USUAL_MARKERS = ("<think>", "</think>")
-USUAL_SWITCHES = ("enable_thinking", "thinking")
 
 
 class TextStack(msgspec.Struct, frozen=True):
@@ -29,7 +28,7 @@ class TextStack(msgspec.Struct, frozen=True):
         prompts: tokenizes what the template renders.
         template: None where neither checkpoint nor family has one; then there is no chat, only completions.
         reasoning: the texts that open and close reasoning, or None.
-        thinking_switches: template variables that change the prompt when they are turned on and off.
+        switches: the reasoning controls that the template acts on.
         tools: how the model writes tool calls, or None where it is not known.
     """
 
@@ -38,7 +37,7 @@ class TextStack(msgspec.Struct, frozen=True):
     template: ChatTemplate | None
     reasoning: tuple[str, str] | None
     defaults: GenerationDefaults
-    thinking_switches: tuple[str, ...]
+    switches: Switches
     tools: ToolDialect | None = None
 
 
@@ -68,14 +67,13 @@ def load_text(
     reasoning = dialect.reasoning
     if reasoning is None and all(map(tokenizer.is_added, USUAL_MARKERS)):
         reasoning = USUAL_MARKERS
-    switches = dialect.thinking_switches or USUAL_SWITCHES
     return TextStack(
         tokenizer=tokenizer,
         prompts=PromptTokens(tokenizer, turn_marks(template, tokenizer) if template is not None else ()),
         template=template,
         reasoning=reasoning,
         defaults=read_generation_defaults(folder, config_eos),
-        thinking_switches=tuple(name for name in switches if template is not None and _switches(template, name)),
+        switches=find_switches(template, dialect.thinking_switches) if template is not None else Switches(),
         tools=detect_dialect(tokenizer.is_added, template),
     )
 
@@ -93,14 +91,3 @@ def _template(tokenizer: Tokenizer, dialect: Dialect, clock: Callable[[], dateti
     else:
         return None
     return ChatTemplate(source, tokenizer.special_tokens, clock=clock, name=name)
-
-
-def _switches(template: ChatTemplate, name: str) -> bool:
-    """Whether the template reads ``name`` and renders another prompt for it."""
-    if name not in template.variables:
-        return False
-    messages = [{"role": "user", "content": "x"}]
-    try:
-        return template.render(messages, kwargs={name: True}) != template.render(messages, kwargs={name: False})
-    except RequestError:
-        return False

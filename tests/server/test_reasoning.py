@@ -9,6 +9,8 @@ import pytest
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.reasoning import EFFORTS, effort_mapping, template_variables
 
+LEVELS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""What a template may call the efforts."""
 KINDS: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "none": (set(), ()),
     "switch": ({"enable_thinking", "clear_thinking"}, ("enable_thinking",)),
@@ -19,15 +21,15 @@ KINDS: dict[str, tuple[set[str], tuple[str, ...]]] = {
 
 def resolve(kind: str, effort: str | None = None, **kwargs: Any) -> dict[str, Any]:
     variables, switches = KINDS[kind]
-    mapping = effort_mapping(variables, switches)
+    mapping = effort_mapping(LEVELS if "reasoning_effort" in variables else {}, switches)
     return template_variables(effort, kwargs, efforts=mapping, variables=variables, switches=switches)
 
 
 def test_what_each_kind_offers() -> None:
-    assert effort_mapping(*KINDS["none"]) == {}
-    assert list(effort_mapping(*KINDS["switch"])) == list(EFFORTS)
-    assert list(effort_mapping(*KINDS["effort"])) == list(EFFORTS[1:])
-    assert list(effort_mapping(*KINDS["both"])) == list(EFFORTS)
+    assert effort_mapping({}, ()) == {}
+    assert list(effort_mapping({}, ("thinking",))) == list(EFFORTS)
+    assert list(effort_mapping(LEVELS, ())) == list(EFFORTS[1:])
+    assert list(effort_mapping(LEVELS, ("thinking",))) == list(EFFORTS)
 
 
 @pytest.mark.parametrize(

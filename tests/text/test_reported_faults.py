@@ -79,8 +79,8 @@ def test_a_switch_that_the_template_ignores_is_found_at_load(folder: Path, tmp_p
     """LimeChain/glm-5.3-flash-2xdgx-spark-vllm: ``enable_thinking: false`` changed nothing, silently."""
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<think>", encoding="utf-8")
-    assert load_text(tmp_path, None, config_eos=()).thinking_switches == ()
-    assert load_text(folder, None, config_eos=()).thinking_switches == ("enable_thinking",)
+    assert load_text(tmp_path, None, config_eos=()).switches.thinking == ()
+    assert load_text(folder, None, config_eos=()).switches.thinking == ("enable_thinking",)
 
 
 def test_where_a_reply_starts_is_read_off_the_rendered_prompt(folder: Path) -> None:

@@ -23,7 +23,7 @@ def test_everything_of_a_checkpoint(folder: Path) -> None:
     stack = load_text(folder, None, config_eos=(5,))
     assert stack.template is not None
     assert stack.reasoning == THINK
-    assert stack.thinking_switches == ("enable_thinking",)
+    assert stack.switches.thinking == ("enable_thinking",)
     assert stack.defaults.eos_ids == (5,)
     prompt = stack.template.render([{"role": "user", "content": "x"}])
     assert starts_in_reasoning(prompt, stack.reasoning)
@@ -48,12 +48,12 @@ def test_a_switch_that_changes_nothing_is_not_offered(folder: Path, tmp_path: Pa
     dialect = Dialect(thinking_switches=("enable_thinking", "thinking"))
     clock = lambda: datetime(2026, 1, 1, tzinfo=UTC)  # noqa: E731
     stack = load_text(with_template(folder, tmp_path, IGNORES), dialect, config_eos=(), clock=clock)
-    assert stack.thinking_switches == ()
+    assert stack.switches.thinking == ()
     assert stack.template is not None
     assert stack.template.render([]) == "2026"
     reads = "{% if thinking %}{% endif %}{% if enable_thinking %}on{% endif %}"
     (tmp_path / "chat_template.jinja").write_text(reads, encoding="utf-8")
-    assert load_text(tmp_path, dialect, config_eos=()).thinking_switches == ("enable_thinking",)
+    assert load_text(tmp_path, dialect, config_eos=()).switches.thinking == ("enable_thinking",)
 
 
 @pytest.mark.parametrize("raw", [b"{% if %}", b"\xff\xfe", b"{{ 'x'"])

@@ -161,7 +161,7 @@ def _template_kwargs(request: CountMessagesRequest, paths: Paths, served: Served
     if request.thinking is None:
         return given
     wanted = request.thinking.type != "disabled"
-    if not served.text.thinking_switches:
+    if not served.text.switches.thinking:
         if wanted and served.text.reasoning is None:
             raise unsupported("thinking", "`thinking`: this model does not think")
         if wanted == (served.text.reasoning is not None):
