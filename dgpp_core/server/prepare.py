@@ -9,6 +9,7 @@ import msgspec
 from dgpp_core.api.errors import RequestError
 from dgpp_core.images.picture import Picture
 from dgpp_core.server.attachments import attach
+from dgpp_core.server.call_order import in_call_order
 from dgpp_core.server.held import held_schema, held_to, start_of
 from dgpp_core.server.job import (
     Job,
@@ -129,8 +130,10 @@ def _render(request: ChatRequest, use: ToolUse, served: Served) -> tuple[Shown, 
         variables=template.variables,
         switches=served.text.switches.thinking,
     )
-    attached = attach(request.messages, served.sight, served.files)
-    messages = normalise_messages(attached.messages, template)
+    ordered, moved = in_call_order(request.messages)
+    with moved.renamed():
+        attached = attach(ordered, served.sight, served.files)
+        messages = normalise_messages(attached.messages, template)
     shown = show(
         lambda messages, tools: template.render(messages, tools=tools, kwargs=variables),
         messages, use.shown, len(attached.pictures), served.sight,

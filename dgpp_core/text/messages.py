@@ -101,7 +101,7 @@ def _absent_content(members: Mapping[str, Any], role: str, path: str) -> str:
     if role == "assistant":
         if "refusal" in members:
             return str(_expect(members["refusal"], str, path.replace(".content", ".refusal"), "a string"))
-        if members.get("tool_calls"):
+        if members.get("tool_calls") or "reasoning_content" in members:
             return ""
     raise _wrong(
         path, "must be a string or an array of text parts" + " or come with tool_calls" * (role == "assistant")
@@ -155,7 +155,7 @@ def _call(call: Any, path: str) -> dict[str, Any]:
 
 
 def _arguments(value: Any, path: str) -> dict[str, Any]:
-    if value is None:
+    if value is None or value == "":
         return {}
     if isinstance(value, str):
         try:
