@@ -68,7 +68,9 @@ world_option = click.option(
 
 
 log_dir_option = click.option(
-    "--log-dir", metavar="DIR", help="Where each of several ranks leaves its fault file.  [default: the site's]"
+    "--log-dir",
+    metavar="DIR",
+    help="Where each of several ranks leaves its fault file.  [default: the site's, port-PORT in it]",
 )
 
 

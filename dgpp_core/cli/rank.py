@@ -10,7 +10,7 @@ import msgspec
 
 from dgpp_core.cli.command import GuardedCommand
 from dgpp_core.cli.options import log_dir_option, model_options, offline_option
-from dgpp_core.cli.serving import choose, find_checkpoint
+from dgpp_core.cli.serving import choose, find_checkpoint, log_folder
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.server.logs import LogFormat, set_up
 
@@ -70,7 +70,7 @@ def command(
         epoch=epoch,
         settings=msgspec.json.encode(resolved.engine).decode() if config is not None else "",
         image_cache=str(Path(resolved.paths.resident_cache).expanduser()) if image else "",
-        log_dir=log_dir or resolved.paths.log_dir,
+        log_dir=log_dir or log_folder(resolved),
         timeout=resolved.engine.rendezvous_timeout_ms / 1e3,
     )
     click.get_current_context().exit(run(options))

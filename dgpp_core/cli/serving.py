@@ -264,6 +264,11 @@ def serve_options(
     )
 
 
+def log_folder(resolved: Resolved) -> str:
+    """Where the ranks of a service leave their fault files: services of one host have ports of their own."""
+    return f"{resolved.paths.log_dir}/port-{resolved.http.port}"
+
+
 def world_options(resolved: Resolved, rendezvous: str | None, epoch: int, log_dir: str | None) -> WorldOptions | None:
     """The ranks of a deployment; None where there is one.
 
@@ -289,7 +294,7 @@ def world_options(resolved: Resolved, rendezvous: str | None, epoch: int, log_di
         )
     return WorldOptions(
         size=resolved.world,
-        log_dir=log_dir or resolved.paths.log_dir,
+        log_dir=log_dir or log_folder(resolved),
         rendezvous=rendezvous or "",
         epoch=epoch,
         fabric_port=resolved.ports.fabric if rendezvous else 0,

@@ -52,7 +52,7 @@ class Hub:
         beat: Callable[[], Heartbeat],
         end: Callable[[DgppError], None],
     ) -> None:
-        self.leader = Leader(hello, stream, self._post, patience)
+        self.leader = Leader(hello, stream, self._post, patience, clock())
         self._listener, self._era, self._patience, self._clock = listener, era, patience, clock
         self._beat, self._end = beat, end
         self._links: dict[int, Link[FromFollower]] = {}
@@ -167,7 +167,7 @@ class Hub:
     def _admit(self, hello: Hello, link: Link[FromFollower]) -> str:
         """Why the caller is not taken in; where it differs from rank 0, the world ends with it."""
         try:
-            if reason := self.leader.admit(hello):
+            if reason := self.leader.admit(hello, self._clock()):
                 return reason
         except EngineError as error:
             self._note(Fault(FAILED, error))

@@ -30,7 +30,7 @@ from dgpp_core.cluster.records import (
     Vote,
 )
 from dgpp_core.cluster.stream import OperationStream, first_difference
-from dgpp_core.cluster.vigil import DIFFERS, ENDED, FAILED, MISSED, Fault, Patience, Vigil
+from dgpp_core.cluster.vigil import DIFFERS, ENDED, FAILED, MISSED, Fault, Patience, Vigil, while_loading
 from dgpp_core.scheduler.messages import Submit
 from dgpp_core.text.grammar.spec import Grammar
 
@@ -45,17 +45,17 @@ class Leader:
         hello: what rank 0 says of itself; ``settings`` are those that are served.
         stream: rank 0's own, written by its loop.
         post: sends a record to followers.
-        patience: for the vigil, which begins with `go`.
+        now: the current time in seconds, as in every method that takes it.
     """
 
-    def __init__(self, hello: Hello, stream: OperationStream, post: Post, patience: Patience) -> None:
+    def __init__(self, hello: Hello, stream: OperationStream, post: Post, patience: Patience, now: float) -> None:
         self._hello, self._stream, self._post, self._patience = hello, stream, post, patience
         self._joined: dict[int, Hello] = {}
         self._votes: dict[int, Vote] = {}
         self._byes: dict[int, Bye] = {}
         self._compiling: dict[int, tuple[set[int], Callable[[], None]]] = {}
-        self._vigil: Vigil | None = None
-        self._ending = False
+        self._vigil = Vigil({}, while_loading(patience), now)
+        self._serving = self._ending = False
         self._terms: Terms | None = None
 
     @property
@@ -82,7 +82,7 @@ class Leader:
         """Who a rank is, for a message."""
         return f"rank {rank} ({self._joined[rank].process})" if rank in self._joined else f"rank {rank}"
 
-    def admit(self, hello: Hello) -> str:
+    def admit(self, hello: Hello, now: float) -> str:
         """A rank asks to join: why it cannot, which does not concern the others; empty where it is in.
 
         Raises:
@@ -104,12 +104,12 @@ class Leader:
         if hello.settings:
             require_same_settings(who, hello.settings, own.settings)
         self._joined[hello.rank] = hello
+        self._vigil.watch(hello.rank, self.name(hello.rank), now)
         return ""
 
     def hear(self, rank: int, record: FromFollower, now: float) -> Fault | None:
         """A follower's record; the fault that it tells of, if any."""
-        if self._vigil is not None:
-            self._vigil.hear(rank, now)
+        self._vigil.hear(rank, now)
         match record:
             case Heartbeat():
                 return self._beat(rank, record, now)
@@ -144,10 +144,11 @@ class Leader:
         return Fault(ENDED, error)
 
     def judge(self, now: float, own: Heartbeat) -> Fault | None:
-        """Whom the world has lost, rank 0's own loop included, if it serves; call it every `JUDGE_S`."""
-        if self._vigil is None or self._ending:
+        """Whom the world has lost, rank 0's own loop included once it serves; call it every `JUDGE_S`."""
+        if self._ending:
             return None
-        self._vigil.beat(0, own, now)
+        if self._serving:
+            self._vigil.beat(0, own, now)
         return self._vigil.judge(now)
 
     def propose(self, terms: Terms, longest: float) -> Fault | None:
@@ -160,6 +161,7 @@ class Leader:
     def go(self, now: float) -> None:
         """All have voted alike: serve, and watch each other from now on."""
         self._vigil = Vigil({0: "rank 0"} | {rank: self.name(rank) for rank in self.ranks}, self._patience, now)
+        self._serving = True
         self._vigil.allow(max(vote.longest for vote in self._votes.values()))
         self._post(self.ranks, Go())
 
@@ -215,7 +217,7 @@ class Leader:
         return None
 
     def _beat(self, rank: int, beat: Heartbeat, now: float) -> Fault | None:
-        if self._vigil is None:
+        if not self._serving:
             return None
         self._vigil.beat(rank, beat, now)
         step = self._stream.at(beat.step)

@@ -24,11 +24,12 @@ from dgpp_core.cluster.records import (
     encode,
     from_leader,
 )
-from dgpp_core.cluster.vigil import BEAT_S, ENDED, FAILED, JUDGE_S, Fate, Fault, Patience, Vigil
+from dgpp_core.cluster.vigil import BEAT_S, ENDED, FAILED, JUDGE_S, Fate, Fault, Patience, Vigil, while_loading
 
 RELEASED = 3
 """Exit status of a follower that goes because rank 0 has gone or has ended the world."""
 RETRY_S = 0.25
+_LEADER = {0: "its journal"}
 
 
 def connect(address: str, timeout: float) -> socket.socket:
@@ -79,7 +80,7 @@ def join(sock: socket.socket, hello: Hello, patience: Patience, timeout: float) 
 
 
 class Member:
-    """What a follower hears and says. Until `Go` nothing but the connection's end is held against rank 0.
+    """What a follower hears and says.
 
     Args:
         beat: this rank's heartbeat of now.
@@ -96,7 +97,7 @@ class Member:
     ) -> None:
         self._link, self._patience, self._clock, self._beat, self._end = link, patience, clock, beat, end
         self._arrived: queue.SimpleQueue[FromLeader] = queue.SimpleQueue()
-        self._vigil: Vigil | None = None
+        self._vigil = Vigil(_LEADER, while_loading(patience), clock())
         self._fate = Fate(patience)
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -142,9 +143,8 @@ class Member:
         now = self._clock()
         with self._lock:
             if isinstance(record, Go):
-                self._vigil = Vigil({0: "its journal"}, self._patience, now)
-            if self._vigil is not None:
-                self._vigil.hear(0, now)
+                self._vigil = Vigil(_LEADER, self._patience, now)
+            self._vigil.hear(0, now)
         if isinstance(record, Halt):  # the loop may be in a collective that never ends
             self.note(Fault(ENDED, _released(EngineError("rank 0 ends the world", found=record.reason))))
         elif not isinstance(record, Heartbeat):
@@ -158,8 +158,7 @@ class Member:
         while not self._closed.wait(JUDGE_S):
             now = self._clock()
             with self._lock:
-                fault = self._vigil.judge(now) if self._vigil is not None else None
-                if fault is not None:
+                if (fault := self._vigil.judge(now)) is not None:
                     self._fate.note(Fault(fault.weight, _released(fault.error)), now)
                 fate = self._fate.sealed(now)
             if fate is not None:

@@ -24,6 +24,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         silent: without a frame, after which a rank is lost.
+        loading: the same before `Go`, when a library that loads or compiles may keep the interpreter.
         stalled: without a sign of a loop that computes or waits in a collective, after which it hangs; more where the
             rehearsal took long, see `MARGIN`.
         settle: how long the first of several faults waits for the others, one of which may be its cause.
@@ -31,6 +32,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     silent: float = 1.4
+    loading: float = 60.0
     stalled: float = 1.6
     settle: float = 0.15
     leave: float = 5.0
@@ -51,6 +53,11 @@ ENDED, FAILED, DIFFERS, SILENT, STALLED, MISSED = CAUSES = range(6)
 """A process ended; a rank says what failed; a digest differs; a rank is silent; it hangs; a collective failed."""
 
 
+def while_loading(patience: Patience) -> Patience:
+    """What holds before `Go`."""
+    return msgspec.structs.replace(patience, silent=patience.loading)
+
+
 class Vigil:
     """Judges other ranks by what comes from them.
 
@@ -65,6 +72,11 @@ class Vigil:
         self._beats: dict[int, tuple[Heartbeat, float]] = {}
         self._judged = now
         self._stalled = patience.stalled
+
+    def watch(self, rank: int, name: str, now: float) -> None:
+        """Watch one rank more."""
+        self._names[rank] = name
+        self._heard[rank] = now
 
     def allow(self, longest: float) -> None:
         """A loop may take as long as ``longest`` for one thing, with a margin."""
@@ -90,8 +102,8 @@ class Vigil:
         return self._silent(now) or self._stuck(now)
 
     def _silent(self, now: float) -> Fault | None:
-        rank = min(self._heard, key=lambda rank: (self._heard[rank], rank))
-        silence = now - self._heard[rank]
+        rank = min(self._heard, key=lambda rank: (self._heard[rank], rank), default=-1)
+        silence = now - self._heard.get(rank, now)
         if silence < self._patience.silent:
             return None
         error = EngineError(

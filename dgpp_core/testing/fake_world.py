@@ -158,13 +158,13 @@ class FakeWorld:
         self._packers = [Packer() for _ in range(world)]
         self._frames = [Unpacker[FromFollower](from_follower, f"rank {rank}") for rank in range(world)]
         self.followers = {rank: FakeFollower(self._served[rank]) for rank in range(1, world)}
-        self.leader = Leader(hello(0, world), self.stream, self._post, Patience())
+        self.leader = Leader(hello(0, world), self.stream, self._post, Patience(), self.now)
         self.rank = Rank(
             self._served[0], self.front, lambda: self.now, CompileCounter(), "fake",
             world=World(self.leader, self.stream),
         )  # fmt: skip
         for rank in self.followers:
-            if refused := self.leader.admit(hello(rank, world)):
+            if refused := self.leader.admit(hello(rank, world), self.now):
                 raise EngineError(refused)
         self.leader.propose(TERMS, 0.0)
         for rank, follower in self.followers.items():

@@ -291,7 +291,12 @@ def test_a_world_is_started_on_this_host(host: PluginHost, toy_checkpoint: Path)
     four = choose(host, {}, **given, world=4).resolved  # type: ignore[arg-type]
     here = world_options(four, None, 1, None)
     assert here is not None
-    assert (here.size, here.here, here.rendezvous, here.log_dir) == (4, 4, "", four.paths.log_dir)
+    assert (here.size, here.here, here.rendezvous, here.log_dir) == (
+        4,
+        4,
+        "",
+        f"{four.paths.log_dir}/port-{four.http.port}",
+    )
     one = choose(host, {}, **given).resolved  # type: ignore[arg-type]
     assert world_options(one, None, 1, None) is None
     with pytest.raises(ConfigError, match="world of one"):

@@ -8,9 +8,9 @@ import pytest
 from dgpp_core.api import EngineError
 from dgpp_core.cluster.identity import Build
 from dgpp_core.cluster.leader import Leader
-from dgpp_core.cluster.records import FromLeader, Gone, Hello, Vote
+from dgpp_core.cluster.records import FromLeader, Gone, Heartbeat, Hello, Vote
 from dgpp_core.cluster.stream import OperationStream
-from dgpp_core.cluster.vigil import ENDED, FAILED, MISSED, Fate, Fault, Patience
+from dgpp_core.cluster.vigil import ENDED, FAILED, JUDGE_S, MISSED, Fate, Fault, Patience
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.testing.fake_world import BUILD, TERMS, hello
 
@@ -21,7 +21,7 @@ SETTINGS = EngineSettings(kv_capacity=4096)
 def leader() -> Leader:
     posted: list[FromLeader] = []
     own = hello(0, 3, epoch=7, settings=msgspec.json.encode(SETTINGS))
-    return Leader(own, OperationStream(), lambda ranks, record: posted.append(record), Patience())
+    return Leader(own, OperationStream(), lambda ranks, record: posted.append(record), Patience(), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -32,16 +32,16 @@ def leader() -> Leader:
     ],
 )  # fmt: skip
 def test_a_rank_of_another_world_is_refused_alone(leader: Leader, caller: Hello, named: str) -> None:
-    assert named in leader.admit(caller)
+    assert named in leader.admit(caller, 0.0)
     assert list(leader.missing) == [1, 2]
-    assert leader.admit(hello(1, 3, epoch=7)) == ""
+    assert leader.admit(hello(1, 3, epoch=7), 0.0) == ""
     assert list(leader.missing) == [2]
 
 
 def test_a_rank_that_comes_twice_is_refused_and_both_are_named(leader: Leader) -> None:
-    assert leader.admit(hello(1, 3, epoch=7)) == ""
+    assert leader.admit(hello(1, 3, epoch=7), 0.0) == ""
     again = msgspec.structs.replace(hello(1, 3, epoch=7), process="elsewhere process 9")
-    refused = leader.admit(again)
+    refused = leader.admit(again, 0.0)
     assert "elsewhere process 9" in refused
     assert "host1 process 1" in refused
 
@@ -50,7 +50,7 @@ def test_a_rank_that_comes_twice_is_refused_and_both_are_named(leader: Leader) -
 def test_another_build_ends_the_start_and_both_values_are_named(leader: Leader, field: str) -> None:
     other = msgspec.structs.replace(BUILD, **{field: "of another"})
     with pytest.raises(EngineError, match=field) as raised:
-        leader.admit(hello(2, 3, epoch=7, build=other))
+        leader.admit(hello(2, 3, epoch=7, build=other), 0.0)
     assert "rank 2 (host2 process 2)" in raised.value.where
     assert "of another" in raised.value.found
     assert repr(getattr(BUILD, field)) in raised.value.expected
@@ -58,10 +58,12 @@ def test_another_build_ends_the_start_and_both_values_are_named(leader: Leader, 
 
 def test_settings_that_a_rank_insists_on_must_be_rank_0s(leader: Leader) -> None:
     own = msgspec.structs.replace(SETTINGS, max_connections=3, stats_interval_s=1.0)
-    assert leader.admit(hello(1, 3, epoch=7, settings=msgspec.json.encode(own))) == "", "those are the service's alone"
+    assert leader.admit(hello(1, 3, epoch=7, settings=msgspec.json.encode(own)), 0.0) == "", (
+        "those are the service's alone"
+    )
     other = msgspec.structs.replace(SETTINGS, kv_capacity=8192)
     with pytest.raises(EngineError, match="settings") as raised:
-        leader.admit(hello(2, 3, epoch=7, settings=msgspec.json.encode(other)))
+        leader.admit(hello(2, 3, epoch=7, settings=msgspec.json.encode(other)), 0.0)
     assert raised.value.found == "kv_capacity 8192"
     assert "kv_capacity 4096" in raised.value.expected
 
@@ -70,7 +72,7 @@ def test_settings_that_a_rank_insists_on_must_be_rank_0s(leader: Leader) -> None
 @pytest.mark.parametrize("first", ["rank 0", "rank 2"])
 def test_another_vote_is_named_whoever_votes_first(leader: Leader, field: str, first: str) -> None:
     for rank in (1, 2):
-        assert leader.admit(hello(rank, 3, epoch=7)) == ""
+        assert leader.admit(hello(rank, 3, epoch=7), 0.0) == ""
     value = getattr(TERMS, field)
     other = msgspec.structs.replace(TERMS, **{field: not value if isinstance(value, bool | int) else "other"})
     assert leader.hear(1, Vote(TERMS), 0.0) is None
@@ -85,9 +87,23 @@ def test_another_vote_is_named_whoever_votes_first(leader: Leader, field: str, f
     assert field in fault.error.what
 
 
+def test_a_rank_that_is_silent_while_it_loads_is_lost_after_a_minute(leader: Leader) -> None:
+    own = Heartbeat(step=0, digest=0, phase="loading", age=0.0)
+    for rank in (1, 2):
+        leader.admit(hello(rank, 3, epoch=7), 0.0)
+    found, now = None, 0.0
+    while found is None:
+        now += JUDGE_S
+        leader.hear(1, own, now)
+        found = leader.judge(now, own)
+        assert now < 100
+    assert found.error.what == "rank 2 is silent"
+    assert abs(now - Patience().loading) < 1
+
+
 def test_the_account_nearest_to_the_cause_is_told(leader: Leader) -> None:
     for rank in (1, 2):
-        leader.admit(hello(rank, 3, epoch=7))
+        leader.admit(hello(rank, 3, epoch=7), 0.0)
     fate = Fate(Patience(settle=0.15))
     missed = leader.hear(2, Gone("no answer from rank 1", "", 2, collective=True), 10.0)
     assert missed is not None
@@ -104,7 +120,7 @@ def test_the_account_nearest_to_the_cause_is_told(leader: Leader) -> None:
 
 
 def test_a_process_that_ended_is_not_waited_about(leader: Leader) -> None:
-    leader.admit(hello(1, 3, epoch=7))
+    leader.admit(hello(1, 3, epoch=7), 0.0)
     lost = leader.lost(1, "")
     assert isinstance(lost, Fault)
     assert lost.weight == ENDED
