@@ -56,21 +56,25 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    summaries, broken = [], 0
+    summaries: list[dict[str, Any]] = []
+    broken = 0
     for kind, world in itertools.product(options.kinds, options.worlds):
         trials = list(_trials(options.plugin, options.checkpoint, kind, world, options.trials))
         summaries.append(_summary(kind, world, trials))
         broken += sum(bool(trial.faults) for trial in trials) + (summaries[-1]["unhealthy_p99_s"] > GOAL_S)
         print(json.dumps(summaries[-1]), flush=True)
-    if options.out is not None:
-        found = {
-            "command": " ".join(["python", "benchmarks/lost_ranks.py", *sys.argv[1:]]),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "goal_s": GOAL_S,
-            "cases": summaries,
-        }
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+        if options.out is not None:
+            options.out.write_text(json.dumps(_report(summaries), indent=2) + "\n")
     sys.exit(bool(broken))
+
+
+def _report(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "command": " ".join(["python", "benchmarks/lost_ranks.py", *sys.argv[1:]]),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "goal_s": GOAL_S,
+        "cases": cases,
+    }
 
 
 def _trials(plugin: str, checkpoint: Path, kind: str, ranks: int, count: int) -> Iterator[Trial]:

@@ -95,9 +95,9 @@ class Hub:
         """
         self.leader.end()
         self._await(lambda: self.leader.staying, self._patience.leave, lambda what: None)
-        self._closed.set()
         with self._changed:
             self.leader.settle()
+        self._closed.set()
         self._listener.close()
 
     def note(self, fault: Fault) -> None:

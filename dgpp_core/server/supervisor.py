@@ -28,7 +28,7 @@ from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.page import page_routes
 from dgpp_core.server.progress import LoadingDisplay
-from dgpp_core.server.ranks import LEAVE_S, listen_for_ranks, local_ranks, rank_environ, ranks_of
+from dgpp_core.server.ranks import LEAVE_S, describe_status, listen_for_ranks, local_ranks, rank_environ, ranks_of
 from dgpp_core.server.served import served_model
 from dgpp_core.server.service import Outside, Service
 from dgpp_core.server.timings import Timings
@@ -176,9 +176,10 @@ async def serve(
                 trial.close()
             served.files.close()
         left = await engine.leave(force=server.force_exit)
-        if left > 0 and not status:
-            log.error("the engine left with status %d", left)
-        return status or (EXIT_FAILED if left > 0 else 0)
+        failed = left > 0 or (left < 0 and options.world is not None)  # the ranks were not compared then
+        if failed and not status:
+            log.error("the engine process %s", describe_status(left))
+        return EXIT_FAILED if failed else status
 
 
 @contextlib.asynccontextmanager
