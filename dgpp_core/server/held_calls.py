@@ -13,6 +13,7 @@ from dgpp_core.server.served import Served
 from dgpp_core.text.grammar.calls import ToolError, reply_source
 from dgpp_core.text.grammar.schema import SchemaError, check_schema
 from dgpp_core.text.grammar.sources import GrammarError
+from dgpp_core.text.grammar.trial import TOO_MUCH
 from dgpp_core.text.tools.rules import CallRules, Tool
 
 log = logging.getLogger("dgpp.request")
@@ -30,7 +31,7 @@ def call_source(rules: CallRules, schema: Any, tools: Sequence[Any], served: Ser
         return _source(rules, schema, tools, served)
     except GrammarError:
         pass
-    kept = tuple(_compiling(tool, tools, served) for tool in rules.tools)
+    kept = _compiling(rules.tools, tools, served)
     try:
         return _source(msgspec.structs.replace(rules, tools=kept), schema, tools, served)
     except GrammarError as error:
@@ -53,20 +54,38 @@ def _source(rules: CallRules, schema: Any, tools: Sequence[Any], served: Served)
     return found.source
 
 
-def _compiling(tool: Tool, tools: Sequence[Any], served: Served) -> Tool:
-    """``tool`` if it can be compiled by itself, or else held to the types of its arguments alone."""
+def _compiling(given: Sequence[Tool], tools: Sequence[Any], served: Served) -> tuple[Tool, ...]:
+    """Each tool if it can be compiled by itself, or else held to the types of its arguments alone.
+
+    One tool may take the time that there is for a grammar; after that only those that promise something are tried.
+    """
+    kept: list[Tool] = []
+    slow = ""
+    for tool in given:
+        error = slow if slow and not tool.strict else _error_of(tool, tools, served)
+        if error and tool.strict:
+            raise _of_tool(tool, _path_in(tool, served), error, tools)
+        kept.append(_plain(tool, error) if error else tool)
+        if error.startswith(TOO_MUCH):
+            slow = f"{tool.name} has taken the time that there is for the grammars of a request's tools"
+    return tuple(kept)
+
+
+def _error_of(tool: Tool, tools: Sequence[Any], served: Served) -> str:
     try:
         _source(CallRules(tools=(tool,), required=True), None, tools, served)
     except GrammarError as error:
-        if tool.strict:
-            raise _of_tool(tool, _path_in(tool, served), str(error), tools) from None
-        log.warning("arguments of %s are held to their types alone: %s", tool.name, error)
-        plain = [
-            msgspec.structs.replace(key, schema={"type": sorted(key.types)} if key.types else {}, choices=None)
-            for key in tool.keys
-        ]
-        return msgspec.structs.replace(tool, keys=tuple(plain))
-    return tool
+        return str(error)
+    return ""
+
+
+def _plain(tool: Tool, why: str) -> Tool:
+    log.warning("arguments of %s are held to their types alone: %s", tool.name, why)
+    plain = [
+        msgspec.structs.replace(key, schema={"type": sorted(key.types)} if key.types else {}, choices=None)
+        for key in tool.keys
+    ]
+    return msgspec.structs.replace(tool, keys=tuple(plain))
 
 
 def _path_in(tool: Tool, served: Served) -> str:

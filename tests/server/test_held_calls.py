@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -188,3 +189,28 @@ def test_what_is_not_promised_is_let_go_with_a_word(
         assert takes(job, CALL.replace("city", "a").replace("Köln", "5"))
         assert not takes(job, OTHER)
         assert caplog.records
+
+
+def test_many_slow_tools_take_no_longer_than_one(
+    prepare: Prepare, takes: Takes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vllm#54003: nothing bounded what the schemas of one request may take together."""
+
+    def slow(at: int) -> Any:
+        return function(f"slow{at}", {"properties": {"n": {"type": "integer", "multipleOf": 99_999_900 + at}}})
+
+    def seconds(*tools: Any) -> float:
+        started = time.monotonic()
+        job = prepare(*tools, TOOLS[0])
+        assert takes(job, CALL)
+        assert takes(
+            job, CALL.replace("weather", tools[0]["function"]["name"]).replace("city", "n").replace("Köln", "7")
+        )
+        assert not takes(job, CALL.replace("city", "town"))
+        return time.monotonic() - started
+
+    assert seconds(*map(slow, (41, 59, 71, 89, 31, 37))) < 2 * seconds(slow(89))
+    assert "has taken the time" in caplog.text
+    with pytest.raises(RequestError) as caught:
+        prepare(slow(41), function("promised", {"properties": {"a": {"not": {}}}}, strict=True))
+    assert caught.value.param == "tools[1].function.parameters.properties.a.not"
