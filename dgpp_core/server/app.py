@@ -109,7 +109,7 @@ async def get_openapi() -> ASGIApp:
 def _on_request_error(request: Incoming, error: RequestError) -> Response[bytes]:
     counters = service_of(request).counters
     counters.rejected += error.status < 500
-    log.info("%s %s status=%d code=%s: %s", request.method, request.url.path, error.status, error.code, error.what)
+    log.info("%s %s status=%d code=%s: %s", request.method, request.scope["path"], error.status, error.code, error.what)
     headers = {"retry-after": "1"} if error.code in ("overloaded", "file_processing_busy") else {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 from litestar.types import ASGIApp
@@ -25,6 +26,9 @@ REQUEST_S = 30.0
 of the few connections for ever."""
 LINGER_S = 1.0
 """How long a refused connection may take to read why."""
+MAX_PORT = 65_535
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:(?P<port>[0-9]{0,5}))?")
+"""A host of RFC 3986, 3.2.2, and a port."""
 
 
 class Server(uvicorn.Server):
@@ -120,6 +124,7 @@ class _Protocol(HttpToolsProtocol):
         self._in_headers = False
         self._expect_more()
         self._check_headers(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers))
+        self._check_host([value for name, value in self.headers if name == b"host"])
         if not self._refused:
             super().on_headers_complete()
 
@@ -158,6 +163,12 @@ class _Protocol(HttpToolsProtocol):
     def _check_headers(self, size: int) -> None:
         if size > MAX_HEADER_BYTES and not self._refused:
             self._refuse(RequestError(f"the header section is larger than {MAX_HEADER_BYTES} bytes", status=431))
+
+    def _check_host(self, hosts: Sequence[bytes]) -> None:
+        """RFC 9112, 3.2: more than one Host, or one that is none, is a 400. No address is made of it then."""
+        found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if hosts and (found is None or int(found["port"] or 0) > MAX_PORT):
+            self._refuse(RequestError("the Host header is not one host, with or without a port", status=400))
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(RequestError(f"this is not HTTP/1.1: {msg}", status=400))

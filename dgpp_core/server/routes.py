@@ -48,7 +48,7 @@ async def generate(request: Incoming, route: Route) -> ASGIApp:
     service = service_of(request)
     job = await unless_gone(request.receive, service.prepare(route.prepare, await request.body()))
     if job is None:
-        log.info("%s status=499: the client left before its request was read", request.url.path)
+        log.info("%s status=499: the client left before its request was read", request.scope["path"])
         return json_answer(b"")
     exchange = service.begin(job, route.prefix)
     tokenizer = service.served.text.tokenizer

@@ -307,6 +307,36 @@ def test_broken_http(fake: Any, request_bytes: bytes, status: int) -> None:
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "host", [b": application/json", b"[", b"x:99999", b"x:y", b"x@y:z", b"a b", b"//", b"x\r\nHost: y"]
+)
+@pytest.mark.parametrize("line", [b"GET /health", b"GET /nope", b"POST /v1/messages", b"GET /page.js"])
+def test_a_host_that_is_none_is_refused(fake: Any, host: bytes, line: bytes) -> None:
+    """An address made of it would be none, and asking for its path a fault of ours."""
+    answer = raw_answer(fake, line + b" HTTP/1.1\r\nHost: " + host + b"\r\nContent-Length: 0\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == 400
+    assert "Host" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("host", [b"", b"x", b"x:", b"x:65535", b"[::1]:80", b"127.0.0.1:18080", b"a_b.example", None])
+def test_other_hosts_are_served(fake: Any, host: bytes | None) -> None:
+    line = b"" if host is None else b"Host: " + host + b"\r\n"
+    for path, status in ((b"/health", 200), (b"/nope", 404), (b"/%5bx", 404)):
+        answer = raw_answer(fake, b"GET " + path + b" HTTP/1.1\r\n" + line + b"Connection: close\r\n\r\n")
+        assert int(answer.split()[1]) == status
+
+
+def raw_answer(fake: Any, request: bytes) -> bytes:
+    """What comes for these bytes until the connection ends."""
+    with socket.create_connection(("127.0.0.1", int(fake.url.rpartition(":")[2])), timeout=20) as connection:
+        connection.sendall(request)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    return answer
+
+
 def test_rejects_are_counted(fake: Any) -> None:
     before = fake.metrics()["service"]["rejects_bad"]
     fake.chat(temperature=3)

@@ -56,7 +56,7 @@ def page_routes() -> tuple[Any, ...]:
     def answer(request: Request[Any, Any, State], name: str) -> ASGIResponse:
         file = known.get(name.removeprefix("/"))
         if file is None:
-            raise RequestError(f"there is no GET {request.url.path}", status=404)
+            raise RequestError(f"there is no GET {request.scope['path']}", status=404)
         headers = HEADERS | {"etag": file.etag}
         if request.headers.get("if-none-match") == file.etag:
             return ASGIResponse(status_code=304, media_type=file.media_type, headers=headers)
