@@ -138,6 +138,12 @@ def test_three_calls_stream_as_three_blocks(running: Any) -> None:
         if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
             inputs[event.index] = inputs.get(event.index, "") + event.delta.partial_json
     assert {index: json.loads(text) for index, text in inputs.items()} == dict(enumerate(INPUTS, 2))
+    blocks = [event for event in events if event.type in ("content_block_start", "content_block_stop")]
+    opened = [event for event in blocks if event.type == "content_block_start"]
+    assert [event.index for event in blocks] == [index for index in range(2 + len(INPUTS)) for _ in range(2)]
+    assert [event.index for event in opened] == list(range(2 + len(INPUTS)))
+    assert [event.content_block.type for event in opened[2:]] == ["tool_use"] * len(INPUTS)
+    assert len({event.content_block.id for event in opened[2:]}) == len(INPUTS)
 
 
 def test_events_of_calls(running: Any) -> None:
