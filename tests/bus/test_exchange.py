@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dgpp_core.api import EngineError
 from dgpp_core.bus.exchange import Exchange
-from dgpp_core.bus.native import SOURCE, load
+from dgpp_core.bus.native import FOLDER, load
 from dgpp_core.bus.posting import order_of
 from dgpp_core.bus.slab import HEADER, Geometry, Slab, seal
 
@@ -184,11 +184,11 @@ def test_peers_are_served_from_the_next_rank_on() -> None:
 
 def test_a_loop_that_cannot_be_compiled_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no C compiler"):
-        load({"XDG_CACHE_HOME": str(tmp_path), "PATH": "", "CC": "/nowhere/cc"})
+        load(environ={"XDG_CACHE_HOME": str(tmp_path), "PATH": "", "CC": "/nowhere/cc"})
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'no room' >&2; exit 1\n")
     broken.chmod(0o755)
     with pytest.raises(EngineError, match="does not compile") as refused:
-        load({"XDG_CACHE_HOME": str(tmp_path), "CC": str(broken)})
+        load(environ={"XDG_CACHE_HOME": str(tmp_path), "CC": str(broken)})
     assert "no room" in refused.value.found
-    assert SOURCE.is_file()
+    assert (FOLDER / "layout.h").is_file()

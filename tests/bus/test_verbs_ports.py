@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from dgpp_core.api import EngineError
-from dgpp_core.bus.verbs.ports import Gid, gids, rails
+from dgpp_core.bus.forming import Terms
+from dgpp_core.bus.verbs.join import join
+from dgpp_core.bus.verbs.ports import SYSFS, Gid, gids, rails
 
 LINK_LOCAL = "fe80:0000:0000:0000:5054:00ff:fe77:0001"
 MAPPED = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
@@ -107,3 +109,9 @@ def test_a_device_without_an_address_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no address to use") as refused:
         rails(root=tmp_path)
     assert refused.value.hint == "give the network card an IPv4 address"
+
+
+@pytest.mark.skipif(SYSFS.is_dir() and any(SYSFS.iterdir()), reason="there are RDMA devices here")
+def test_joining_without_a_device_is_refused_before_anybody_is_waited_for() -> None:
+    with pytest.raises(EngineError, match="no active RDMA device"):
+        join(Terms(rank=0, world=2, address="127.0.0.1:0"))

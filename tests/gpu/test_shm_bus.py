@@ -52,8 +52,8 @@ def test_ranks_that_issue_something_else_are_named() -> None:
 def test_a_kernel_that_waits_for_a_lost_rank_gives_up(how: str) -> None:
     """At once where the rank is gone, after the timeout where it is only silent."""
     program = functools.partial(programs.rank_1_leaves_a_kernel_waiting, how)
-    seconds, line = run(program, 2, silent=1, timeout=3.0)[0]
-    assert seconds < (2 if how == "dies" else 5), seconds
+    seconds, line = run(program, 2, silent=1, timeout=6.0)[0]
+    assert seconds < (2 if how == "dies" else 8), seconds
     assert "rank 1" in line
     assert ("its connection ended" in line or "given up" in line) if how == "dies" else "no answer" in line, line
 

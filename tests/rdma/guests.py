@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 TOOLS = ("qemu-system-x86_64", "busybox", "depmod", "xz", "dpkg-deb", "apt-get", "apt-cache")
-PACKAGES = "qemu-system-x86 busybox-static kmod iproute2 rdma-core ibverbs-providers python3-pyverbs"
+PACKAGES = "qemu-system-x86 busybox-static kmod iproute2 rdma-core ibverbs-providers libibverbs-dev python3-pyverbs"
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgpp" / "rdma_guest"
 HERE = Path(__file__).parent
@@ -154,7 +154,7 @@ def run(
     nodes: int = 1,
     mtu: Sequence[int] = (),
     extra: str = "",
-    timeout: float = 300.0,
+    timeout: float = 600.0,
     cache: Path = CACHE,
 ) -> list[Outcome]:
     """Run a Python program in each of some guests on one network, the node's number as its last argument.
@@ -194,6 +194,7 @@ class _Guest:
         variables = {
             "HOME": "/run/home",
             "TMPDIR": "/run/tmp",
+            "XDG_CACHE_HOME": str(CACHE.parents[1]),
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{folder / 'path'}:{HERE.parents[1]}:{HERE.parent / 'bus'}",
             "PYTHONDONTWRITEBYTECODE": "1",

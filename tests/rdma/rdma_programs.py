@@ -19,11 +19,12 @@ from slabs import chain, part
 from dgpp_core.api.errors import EngineError
 from dgpp_core.bus.exchange import Exchange
 from dgpp_core.bus.link import connect
+from dgpp_core.bus.native import load
 from dgpp_core.bus.roster import enter, hello
 from dgpp_core.bus.slab import Geometry
 from dgpp_core.bus.verbs.device import pyverbs
 from dgpp_core.bus.verbs.link import VerbsLink
-from dgpp_core.bus.verbs.ports import Rail, rails
+from dgpp_core.bus.verbs.ports import rails
 
 LENGTHS = (1, 2048, 5001)
 """Numbers of a vector; a slot holds 2,048."""
@@ -40,11 +41,16 @@ def member(
     timeout: float = 60.0,
     settings: str = "",
     slot: int = SLOT,
-    lanes: list[Rail] | None = None,
+    lanes: int = 1,
+    native: bool | None = None,
 ) -> Iterator[Exchange]:
-    """One rank's exchange in a formed world; left in order, also after a fault."""
-    chosen = rails() if lanes is None else lanes
-    link = VerbsLink(rank, chosen, Geometry(world=world, channels=1, slot_bytes=slot))
+    """One rank's exchange in a formed world; left in order, also after a fault.
+
+    Args:
+        native: without pyverbs; by default, every other rank is.
+    """
+    library = load("verbs") if (rank % 2 == 0 if native is None else native) else None
+    link = VerbsLink(rank, rails() * lanes, Geometry(world=world, channels=1, slot_bytes=slot), library)
     try:
         roster = enter(hello(rank, world, f"verbs {slot}", settings), ADDRESS, timeout)
         try:
@@ -97,10 +103,10 @@ def battery_and_a_loss(rank: int, world: int) -> None:
 
 
 def refusals(rank: int, world: int) -> None:
-    """What can be tried on one machine, each with processes of their own; prints what each rank raised."""
+    """What can be tried on one machine, each with processes of their own; leaves what each rank raised."""
     for name in ("device", "pd", "mr", "cq", "qp", "addr", "wr", "pyverbs_error"):
         pyverbs(name)  # an unprivileged child cannot read the folder they come from
-    for case in (geometry, settings, lanes, silence, locked, nothing_there):
+    for case in (geometry, settings, lanes, silence, native_silence, locked, nothing_there):
         pids = []
         for number in range(2):
             if not (pid := os.fork()):
@@ -111,12 +117,13 @@ def refusals(rank: int, world: int) -> None:
 
 
 def _child(case: Callable[[int], Any], rank: int) -> None:
-    try:
-        print(f"{case.__name__} {rank}: {case(rank)}", flush=True)
-    except EngineError as error:
-        print(f"{case.__name__} {rank}: {error.line()}", flush=True)
-    except BaseException:
-        traceback.print_exc()
+    with (OUT / f"{case.__name__} {rank}").open("w") as answer:  # two processes' lines on one console mix
+        try:
+            answer.write(str(case(rank)))
+        except EngineError as error:
+            answer.write(error.line())
+        except BaseException:
+            answer.write(traceback.format_exc())
     os._exit(0)
 
 
@@ -134,13 +141,13 @@ def settings(rank: int) -> None:
 
 def lanes(rank: int) -> None:
     """Rank 1 has two devices (the same one twice)."""
-    with member(rank, 2, lanes=rails() * (1 + rank)):
+    with member(rank, 2, lanes=1 + rank):
         pass
 
 
-def silence(rank: int) -> str:
+def silence(rank: int, native: bool = False) -> str:
     """Rank 1 closes its connections without a word: the device notices what the roster does not know of."""
-    with member(rank, 2, timeout=20.0) as exchange:
+    with member(rank, 2, timeout=20.0, native=native and rank == 0) as exchange:
         exchange.all_gather(np.zeros(8, np.uint8))
         if rank == 1:
             exchange.finish(5.0)
@@ -153,12 +160,17 @@ def silence(rank: int) -> str:
     return "nothing"
 
 
+def native_silence(rank: int) -> str:
+    """The same, noticed without pyverbs."""
+    return silence(rank, native=True)
+
+
 def locked(rank: int) -> None:
-    """A user without privileges and with little memory that may be locked."""
-    if rank == 0:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
-        os.setuid(65534)
-        VerbsLink(0, rails(), Geometry(world=2, channels=16, slot_bytes=16384))
+    """A user without privileges and with little memory that may be locked; rank 0 without pyverbs."""
+    library = load("verbs") if rank == 0 else None
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+    os.setuid(65534)
+    VerbsLink(rank, rails(), Geometry(world=2, channels=16, slot_bytes=16384), library)
 
 
 def nothing_there(rank: int) -> None:

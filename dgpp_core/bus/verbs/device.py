@@ -72,6 +72,29 @@ def constants() -> Any:
         return pyverbs("libibverbs_enums")
 
 
+def locked_memory(device: str, size: int) -> EngineError:
+    """The error of a slab of ``size`` bytes that cannot be registered for want of memory that may be locked."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return EngineError(
+        "the limit of locked memory is too small for the bus",
+        where=device,
+        found=f"{soft} bytes",
+        expected=f"{size} bytes for each device and pool",
+        hint="raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or docker --ulimit memlock=-1",
+    )
+
+
+def unwritten(device: str, peer: int, status: int, vendor: int) -> EngineError:
+    """The error of a write that did not arrive."""
+    return EngineError(
+        f"rank {peer} cannot be written to",
+        where=f"{device} to rank {peer}",
+        found=f"completion status {status}, vendor {vendor}",
+        expected="the write arrives",
+        hint="12 means that the peer did not answer: see its log, cable and switch",
+    )
+
+
 class VerbsDevice:
     """A device, opened.
 
@@ -163,13 +186,7 @@ class VerbsDevice:
         for completion in completions:
             if completion.status != self._e.IBV_WC_SUCCESS:
                 peer = self._peer_of.get(completion.qp_num, completion.wr_id)
-                raise EngineError(
-                    f"rank {peer} cannot be written to",
-                    where=f"{self.rail.device} to rank {peer}",
-                    found=f"completion status {int(completion.status)}, vendor {completion.vendor_err}",
-                    expected="the write arrives",
-                    hint="12 means that the peer did not answer: see its log, cable and switch",
-                )
+                raise unwritten(self.rail.device, peer, int(completion.status), completion.vendor_err)
         return [completion.wr_id for completion in completions]
 
     def close(self) -> None:
@@ -182,12 +199,5 @@ class VerbsDevice:
     def _refused(self, error: Any) -> EngineError:
         name = self.rail.device
         if getattr(error, "error_code", 0) == errno.ENOMEM or "Cannot allocate memory" in str(error):
-            soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-            return EngineError(
-                "the limit of locked memory is too small for the bus",
-                where=name,
-                found=f"{soft} bytes",
-                expected=f"{self._slab.geometry.size} bytes for each device and pool",
-                hint="raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or docker --ulimit memlock=-1",
-            )
+            return locked_memory(name, self._slab.geometry.size)
         return EngineError("an RDMA device cannot be set up", where=name, found=str(error))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+from dgpp_core.api import EngineError
 from dgpp_core.bus.forming import Terms, form
+from dgpp_core.bus.native import load
 from dgpp_core.bus.slab_bus import SlabBus
 from dgpp_core.bus.verbs.link import VerbsLink
 from dgpp_core.bus.verbs.ports import rails
+
+log = logging.getLogger("dgpp.bus")
 
 
 def join(
@@ -23,5 +28,12 @@ def join(
     Raises:
         EngineError: a device or address is missing, or as `bus.shm.join`.
     """
-    chosen = rails(devices, gid_indices)
-    return form(terms, "verbs", lambda geometry: VerbsLink(terms.rank, chosen, geometry, pace))
+    chosen, library = rails(devices, gid_indices), None
+    if terms.native is not False:
+        try:
+            library = load("verbs")
+        except EngineError as error:
+            if terms.native:
+                raise
+            log.warning("collectives will be slow: RDMA goes through pyverbs; %s", error.line())
+    return form(terms, "verbs", lambda geometry: VerbsLink(terms.rank, chosen, geometry, library, pace))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import logging
 import mmap
 import socket
@@ -15,6 +16,7 @@ from dgpp_core.api.errors import EngineError
 from dgpp_core.bus.posting import Poster, PythonPoster
 from dgpp_core.bus.slab import Geometry, Slab
 from dgpp_core.bus.verbs.device import MTUS, Lane, VerbsDevice
+from dgpp_core.bus.verbs.native import NativeDevice, NativeVerbsPoster
 from dgpp_core.bus.verbs.ports import Rail
 
 log = logging.getLogger("dgpp.bus")
@@ -72,6 +74,7 @@ class VerbsLink:
 
     Args:
         rails: the devices, in the same order on every rank.
+        library: natively through this one, ``verbs`` of `dgpp_core.bus.native.load`; None through pyverbs.
         pace: 10^9 bits a second that each peer is sent at most, over all lanes; 0 for no limit, None for the share of
             a peer's port that W - 1 senders may use.
 
@@ -81,15 +84,26 @@ class VerbsLink:
 
     linger = 2.0
 
-    def __init__(self, rank: int, rails: Sequence[Rail], geometry: Geometry, pace: float | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        rails: Sequence[Rail],
+        geometry: Geometry,
+        library: ctypes.CDLL | None,
+        pace: float | None = None,
+    ) -> None:
         self._rank, self._world = rank, geometry.world
         self.slab = Slab(geometry, mmap.mmap(-1, geometry.size))
         peers = [peer for peer in range(geometry.world) if peer != rank]
         depth = 4 * geometry.channels + 4  # two rows a channel, two writes a row
-        self._devices: list[VerbsDevice] = []
+        self._native: list[NativeDevice] = []
+        self._interpreted: list[VerbsDevice] = []
         try:
             for rail in rails:
-                self._devices.append(VerbsDevice(rail, self.slab, geometry.world, peers, depth))
+                if library is not None:
+                    self._native.append(NativeDevice(rail, self.slab, geometry.world, rank, depth, library))
+                else:
+                    self._interpreted.append(VerbsDevice(rail, self.slab, geometry.world, peers, depth))
         except EngineError:
             self.close()
             raise
@@ -118,20 +132,27 @@ class VerbsLink:
         """Nothing more is to be done."""
 
     def poster(self, *, native: bool) -> Poster:
-        """A loop that posts writes.
+        """A loop that posts writes: the native one wherever the devices are.
 
         Raises:
-            EngineError: a native one was asked for.
+            EngineError: a native one was asked for, and they are not.
         """
+        if self._native:
+            return NativeVerbsPoster(self.slab, self._rank, self._native, self._pace)
         if native:
-            raise EngineError("the posting loop of verbs runs in the interpreter", where="verbs transport")
-        return PythonPoster(self.slab, self._rank, VerbsPort(self._devices), pace=self._pace)
+            raise EngineError("the devices are opened through pyverbs", where="verbs transport")
+        return PythonPoster(self.slab, self._rank, VerbsPort(self._interpreted), pace=self._pace)
+
+    @property
+    def _devices(self) -> Sequence[NativeDevice | VerbsDevice]:
+        return self._native or self._interpreted
 
     def close(self) -> None:
         """Close the devices."""
         for device in self._devices:
             device.close()
-        self._devices.clear()
+        self._native.clear()
+        self._interpreted.clear()
 
     def _require_alike(self, peer: int, offer: Offer, mine: Offer) -> None:
         where = f"rank {peer}, on {offer.host}"
