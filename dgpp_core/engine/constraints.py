@@ -62,7 +62,7 @@ class Constraints:
 
     def compile(self, grammar: Grammar) -> Future[object]:
         """Compile a grammar that a request will come with, so that no step waits for it; what comes of it is kept."""
-        if self._vocabulary is None or self._compilers is None:
+        if self._vocabulary is None or self._compilers is None or not grammar.source:
             done: Future[object] = Future()
             done.set_result(None)
             return done
@@ -116,7 +116,7 @@ class Constraints:
 
 def _matcher(vocabulary: Vocabulary, grammar: Grammar, replied: tuple[int, ...]) -> Matcher:
     try:
-        matcher = Matcher(grammar, vocabulary, vocabulary.parser(grammar.source))
+        matcher = Matcher(grammar, vocabulary, vocabulary.parser(grammar.source) if grammar.source else None)
     except Exception as error:  # it was tried before it came here; whatever this is, it is of this request alone
         if not isinstance(error, GrammarError):
             _log.exception("a grammar could not be compiled")

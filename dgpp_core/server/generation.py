@@ -275,6 +275,6 @@ def _parser(job: Job, served: Served) -> ReplyParser:
         reasoning_in_content=served.options.reasoning_in_content,
         calls=None
         if dialect is None or job.calls is None
-        else CallParser(dialect, job.calls, incremental=job.grammar is not None),
+        else CallParser(dialect, job.calls, incremental=job.grammar is not None and job.grammar.source != ""),
         shown=dialect.markers if dialect is not None and job.splits_reasoning else (),
     )

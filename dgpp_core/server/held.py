@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.held_calls import call_source
 from dgpp_core.server.parse import shorten
@@ -95,6 +97,30 @@ def _ends_and_barred(calls: CallRules, served: Served) -> tuple[tuple[int, ...],
         ends = tuple(end for end in ends if end == turn_end) or ends
     opener = id_of(dialect.markers[0])
     return ends, () if opener is None else (opener,)
+
+
+def within_budget(grammar: Grammar | None, budget: int | None, start: Start, served: Served) -> Grammar | None:
+    """``grammar``, and the most tokens of reasoning that a request allows; its content is as free as before.
+
+    Raises:
+        RequestError: 400, the model has no reasoning, or its engine cannot end it.
+    """
+    if budget is None:
+        return grammar
+    param = "thinking_budget"
+    if served.text.reasoning is None:
+        raise RequestError(f"`{param}`: this model does not think", param=param, code="unsupported_parameter")
+    if not served.constrained:
+        raise RequestError(
+            f"`{param}`: a budget needs constrained decoding, which this model's engine does not offer",
+            param=param,
+            code="constrained_decoding_unsupported",
+        )
+    if start == "content":
+        return grammar
+    opener, closer = served.text.reasoning
+    free = Grammar(source="", ends=(), start=start, opener=opener, closer=closer)
+    return msgspec.structs.replace(grammar or free, budget=budget)
 
 
 def start_of(prompt: str, in_reasoning: bool, served: Served) -> Start:

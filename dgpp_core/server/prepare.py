@@ -10,7 +10,7 @@ from dgpp_core.api.errors import RequestError
 from dgpp_core.images.picture import Picture
 from dgpp_core.server.attachments import attach
 from dgpp_core.server.call_order import in_call_order
-from dgpp_core.server.held import held_schema, held_to, start_of
+from dgpp_core.server.held import held_schema, held_to, start_of, within_budget
 from dgpp_core.server.job import (
     Job,
     check_model,
@@ -69,6 +69,8 @@ def chat_job(request: ChatRequest, served: Served) -> Job:
     inside = starts_in_reasoning(shown.text, served.text.reasoning)
     prompt = _tokens(shown, pictures, served)
     job = job_from(request, served, params, prompt.ids, limit, prompt_field="messages")
+    start = start_of(shown.text, inside, served)
+    held = held_to(schema, use.rules, start, request.tools or (), served)
     return msgspec.structs.replace(
         job,
         turns=prompt.turns,
@@ -77,7 +79,7 @@ def chat_job(request: ChatRequest, served: Served) -> Job:
         n=n,
         in_reasoning=inside,
         splits_reasoning=True,
-        grammar=held_to(schema, use.rules, start_of(shown.text, inside, served), request.tools or (), served),
+        grammar=within_budget(held, request.thinking_budget, start, served),
         calls=use.rules,
         obfuscate=request.stream_options is None or request.stream_options.include_obfuscation is not False,
         tier=request.service_tier is not None,

@@ -90,6 +90,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_budget: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Any] | None = None
@@ -112,6 +113,7 @@ CHECK_ORDER = (
     "include", "n", "stop", "stop_sequences", "logit_bias", "tokens", "add_special_tokens", "return_token_strs",
     "prompt", "instructions", "input", "system", "messages", "tools", "tool_choice", "parallel_tool_calls",
     "response_format", "text", "output_config", "reasoning_effort", "reasoning", "thinking", "chat_template_kwargs",
+    "thinking_budget",
 )  # fmt: skip
 """The order in which fields are checked: the first failure answers."""
 

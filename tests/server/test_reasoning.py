@@ -8,6 +8,7 @@ import pytest
 
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.reasoning import EFFORTS, effort_mapping, template_variables
+from dgpp_core.testing.fake_worker import FakeScript
 
 LEVELS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """What a template may call the efforts."""
@@ -88,3 +89,21 @@ def test_thinking_off_starts_in_the_answer(fake: Any) -> None:
     }  # fmt: skip
     models = fake.openai().models.retrieve("fake")
     assert models.reasoning["effort_mapping"]["none"] == {"enable_thinking": False}
+
+
+def test_a_budget_goes_with_the_request_and_holds_nothing_else(serve_fake: Any) -> None:
+    with serve_fake(FakeScript(constrained=True)) as running:
+        assert running.chat(thinking_budget=7, max_tokens=9).status_code == 200
+        grammar = running.messages("submit")[-1]["grammar"]
+        assert (grammar.get("source"), grammar["budget"], grammar["closer"]) == ("", 7, "</think>")
+        off = running.chat(thinking_budget=7, chat_template_kwargs={"enable_thinking": False})
+        assert off.status_code == 200
+        assert not running.messages("submit")[-1].get("grammar")
+        wrong = running.chat(thinking_budget=-1)
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "thinking_budget")
+
+
+def test_a_budget_that_cannot_be_kept_is_refused(fake: Any) -> None:
+    refused = fake.chat(thinking_budget=7)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "constrained_decoding_unsupported"

@@ -30,7 +30,8 @@ FIRST_VERSION = "2023-06-01"
 """The first value of the header `anthropic-version` whose answers have the form that is given here."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 NAMES = {
-    "reasoning_effort": "output_config.effort", "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort", "thinking_budget": "thinking.budget_tokens",
+    "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format", "tool_choice.function": "tool_choice",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }  # fmt: skip
@@ -118,6 +119,7 @@ def _chat(request: CountMessagesRequest, paths: Paths, served: Served) -> ChatRe
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         response_format=_format(request.output_config),
         reasoning_effort=_effort(request, served),
+        thinking_budget=_budget(request, served),
         chat_template_kwargs=_template_kwargs(request, paths, served),
     )
 
@@ -153,6 +155,14 @@ def _effort(request: CountMessagesRequest, served: Served) -> Any:
     effort = request.output_config.effort if request.output_config is not None else None
     off = request.thinking is not None and request.thinking.type == "disabled"
     return effort if effort in served.efforts and not off else None
+
+
+def _budget(request: CountMessagesRequest, served: Served) -> int | None:
+    """The budget is kept where the engine can end reasoning."""
+    thinking = request.thinking
+    if thinking is None or thinking.type != "enabled" or served.text.reasoning is None or not served.constrained:
+        return None
+    return thinking.budget_tokens
 
 
 def _template_kwargs(request: CountMessagesRequest, paths: Paths, served: Served) -> dict[str, Any] | None:

@@ -111,7 +111,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the model thinks first. The budget is checked, and bounds nothing; ``display`` has no effect."""
+    """Whether the model thinks first. The budget is kept where replies can be held; ``display`` has no effect."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1024)] | None = None

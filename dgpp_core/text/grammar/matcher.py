@@ -18,50 +18,55 @@ class _Place:
 
     Attributes:
         seen: inside reasoning, how much of the closing marker the reply has come to last; -1 in the content.
+        left: tokens of reasoning until its closer has to come; -1 for any number.
         space: while the model may still open reasoning, how much white space has come; else -1.
         ended: an end has come.
     """
 
-    __slots__ = ("ended", "seen", "space")
+    __slots__ = ("ended", "left", "seen", "space")
 
-    def __init__(self, seen: int, space: int, ended: bool = False) -> None:
-        self.seen, self.space, self.ended = seen, space, ended
+    def __init__(self, seen: int, space: int, left: int, ended: bool = False) -> None:
+        self.seen, self.space, self.left, self.ended = seen, space, left, ended
 
     def copy(self) -> _Place:
-        return _Place(self.seen, self.space, self.ended)
+        return _Place(self.seen, self.space, self.left, self.ended)
 
 
 class Matcher:
     """One reply's matcher. A mask is a pure function of the grammar, the vocabulary and the tokens that were taken.
 
     Args:
-        parser: at the start of the grammar; it is not changed.
+        parser: at the start of the grammar; it is not changed. None where the content may be anything.
 
     Attributes:
         fault: why the grammar cannot be followed any further, if so; from then on only the ends are allowed, and
             the reply must not be taken for a complete one.
     """
 
-    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, parser: llguidance.LLMatcher) -> None:
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, parser: llguidance.LLMatcher | None) -> None:
         self._grammar, self._vocabulary = grammar, vocabulary
-        self._start, self._parser = parser, parser.deep_copy()
+        self._start = parser
+        self._parser = parser.deep_copy() if parser is not None else None
         self._parsed: list[int] = []
         self._closer = grammar.closer.encode()
         self._opener = vocabulary.id_of(grammar.opener.encode()) if grammar.start == "either" else -1
-        self._place = _Place(0 if grammar.start == "reasoning" else -1, space=0 if self._opener >= 0 else -1)
+        inside, may_open = grammar.start == "reasoning", self._opener >= 0
+        self._place = _Place(0 if inside else -1, space=0 if may_open else -1, left=grammar.budget)
         self.fault = ""
 
     @property
     def complete(self) -> bool:
         """Whether the reply may end here."""
-        return self._place.ended or (self._place.seen < 0 and not self.fault and self._parser.is_accepting())
+        accepting = self._parser is None or self._parser.is_accepting()
+        return self._place.ended or (self._place.seen < 0 and not self.fault and accepting)
 
     def take(self, tokens: Sequence[int]) -> None:
         """Tokens that are now part of the reply. One that no mask allowed is a `fault`."""
         for token in tokens:
             if not self.fault and not self._take(token):
-                broken = self._parser.is_error()
-                self.fault = reason(self._parser) if broken else f"token {token} does not continue the grammar"
+                broken = self._parser is not None and self._parser.is_error()
+                said = reason(self._parser) if self._parser is not None and broken else ""
+                self.fault = said or f"token {token} does not continue the grammar"
 
     def masks(self, drafts: Sequence[int] = ()) -> Words:
         """Which tokens may come next, and after each of ``drafts``.
@@ -92,6 +97,8 @@ class Matcher:
         same, extra = self._parsed is history, len(self._parsed) - parsed
         del history[parsed:]
         self._place, self._parsed = place, history
+        if self._parser is None or self._start is None:
+            return
         lost = not same or self._parser.is_error() or (extra > 0 and not self._parser.rollback(extra))
         if lost and not self.fault:
             self._parser = self._start.deep_copy()
@@ -101,8 +108,16 @@ class Matcher:
         """Write the mask; returns why there is none, if so."""
         ends, place = self._grammar.ends, self._place
         if place.seen >= 0:
-            barred = (*ends, *self._grammar.barred)
-            row[:] = self._vocabulary.while_reasoning(self._grammar.closer, place.seen, barred)
+            if (closing := self._closing()) >= 0:
+                allow(row, closing)
+            elif self._parser is None:
+                row[:] = -1
+            else:
+                barred = (*ends, *self._grammar.barred)
+                row[:] = self._vocabulary.while_reasoning(self._grammar.closer, place.seen, barred)
+            return ""
+        if self._parser is None:
+            row[:] = -1
             return ""
         if not place.ended:
             self._parser.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
@@ -116,6 +131,16 @@ class Matcher:
             allow(row, self._opener)
         return "" if row.any() else "nothing can follow"
 
+    def _closing(self) -> int:
+        """The token that has to come to close reasoning: the marker's own, or the longest that spells what is left.
+
+        -1 where the budget is not spent.
+        """
+        if self._place.left != 0:
+            return -1
+        marker = self._vocabulary.id_of(self._closer)
+        return marker if marker >= 0 else self._vocabulary.longest_in(self._closer[self._place.seen :])
+
     def _only_ends(self, row: Words) -> None:
         row[:] = 0
         for token in self._grammar.ends:
@@ -128,12 +153,18 @@ class Matcher:
         if place.ended:
             return True
         if place.seen >= 0:
+            if (closing := self._closing()) >= 0 and token != closing:
+                return False
+            place.left -= place.left > 0
             self._reason(self._vocabulary.text(token, self._closer))
             return True
         if space >= 0 and token == self._opener:
             place.seen = 0
-            if self._parsed:  # white space in front of reasoning is no part of the content
+            if self._parsed and self._start is not None:  # white space in front of reasoning is no part of the content
                 self._parser, self._parsed = self._start.deep_copy(), []
+            return True
+        if self._parser is None:
+            place.space = self._still_space(space, token)
             return True
         if token in self._grammar.ends and self._parser.is_accepting():
             place.ended = True

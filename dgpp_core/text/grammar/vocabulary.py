@@ -89,6 +89,11 @@ class Vocabulary:
             self._ids[piece] = self.pieces.index(piece) if piece and piece in self.pieces else -1
         return self._ids[piece]
 
+    def longest_in(self, text: bytes) -> int:
+        """The token that begins a text with most of its bytes and is shown, or -1."""
+        found = (self.id_of(text[:size]) for size in range(len(text), 0, -1))
+        return next((token for token in found if token >= 0 and token not in self.silent), -1)
+
     def text(self, token: int, closer: bytes) -> bytes:
         """What ``token`` adds to reasoning that ``closer`` ends."""
         piece = self.pieces[token] if 0 <= token < self.width else b""

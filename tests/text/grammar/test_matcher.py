@@ -235,3 +235,73 @@ def test_the_same_tokens_give_the_same_masks_however_they_were_taken(vocabulary:
         one.take([token])
     other.take(text)
     assert (one.masks([END]) == other.masks([END])).all()
+
+
+def budgeted(vocabulary: Vocabulary, source: str, budget: int, start: Start = "reasoning") -> Matcher:
+    ends = (END,) if source else ()
+    grammar = Grammar(source=source, ends=ends, start=start, opener="<think>", closer="</think>", budget=budget)
+    return Matcher(grammar, vocabulary, vocabulary.parser(source) if source else None)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5])
+@pytest.mark.parametrize("source", ["", SOURCES["object"]])
+def test_reasoning_ends_by_its_marker_when_its_budget_is_spent(
+    vocabulary: Vocabulary, source: str, budget: int
+) -> None:
+    matcher = budgeted(vocabulary, source, budget)
+    plain = make(vocabulary, source or sources.json_object(), "reasoning")
+    word = PIECES.index(b"a")
+    for _ in range(budget):
+        (mask,) = matcher.masks()
+        assert ids(mask) >= ids(plain.masks()[0]), "until then nothing is changed"
+        matcher.take([word])
+        plain.take([word])
+    assert ids(matcher.masks()[0]) == {END_THINK}
+    matcher.take([END_THINK])
+    content = matcher.masks()[0]
+    fresh = Matcher(Grammar(source=source, ends=(END,)), vocabulary, vocabulary.parser(source)) if source else None
+    assert ids(content) == (ids(fresh.masks()[0]) if fresh else set(range(32 * vocabulary.words)))
+    assert not matcher.fault
+
+
+def test_a_budget_counts_drafts_only_once_they_stand(vocabulary: Vocabulary) -> None:
+    word = PIECES.index(b"a")
+    for source in ("", SOURCES["object"]):
+        matcher = budgeted(vocabulary, source, 2)
+        for _ in range(2):
+            rows = matcher.masks([word, word, END_THINK])
+            assert ids(rows[2]) == {END_THINK}
+            assert word in ids(rows[0])
+        wrong = matcher.masks([word, word, word])
+        assert ids(wrong[2]) == {END_THINK}
+        assert (wrong[3] == -1).all()
+        matcher.take([word])
+        assert ids(matcher.masks([word])[1]) == {END_THINK}
+
+
+def test_a_model_that_closes_in_time_is_not_touched(vocabulary: Vocabulary) -> None:
+    matcher = budgeted(vocabulary, "", 3)
+    matcher.take([PIECES.index(b"a"), END_THINK, *[PIECES.index(b"a")] * 9])
+    assert (matcher.masks()[0] == -1).all()
+    assert not matcher.fault
+    opens = budgeted(vocabulary, "", 1, "either")
+    opens.take([THINK, PIECES.index(b"a")])
+    assert ids(opens.masks()[0]) == {END_THINK}
+    answers = budgeted(vocabulary, "", 1, "either")
+    answers.take([PIECES.index(b"a")] * 5)
+    assert (answers.masks()[0] == -1).all()
+
+
+def test_a_marker_that_is_no_token_is_spelled_out(vocabulary: Vocabulary) -> None:
+    grammar = Grammar(source="", ends=(), start="reasoning", closer="<end>a", budget=1)
+    matcher = Matcher(grammar, vocabulary, None)
+    matcher.take([PIECES.index(b"a")])
+    spelled = b""
+    for _ in range(len(b"<end>a")):
+        if spelled.endswith(b"<end>a"):
+            break
+        (token,) = ids(matcher.masks()[0])
+        spelled += PIECES[token]
+        matcher.take([token])
+    assert spelled == b"<end>a"
+    assert (matcher.masks()[0] == -1).all()
