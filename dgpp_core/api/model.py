@@ -42,6 +42,9 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         keep_rows: True in a verify step: recurrent state is written after every row r to candidate r. Otherwise only
             the state after the segment's last row, to candidate 0.
         max_length: a host-side bound on ``positions + 1``.
+        floors: of each segment of a prefill, the position from which on its rows go through every layer and see each
+            other there; of those before it a model needs only what later rows read of them, and their hidden states
+            mean nothing. Empty: all rows, as in decode steps.
         seen: the rows of images, if there are any; in prefill alone.
         places: int32 ``[slots + 1, 3, positions]``, where rotary embeddings see each position of a slot: time, row and
             column. Only for models whose `Vision.positions` are ``grid``; None stands for the positions themselves.
@@ -58,6 +61,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     max_length: int
     seen: SeenRows | None = None
     places: Tensor | None = None
+    floors: tuple[int, ...] = ()
 
     @property
     def uniform(self) -> int | None:

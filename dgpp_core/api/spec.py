@@ -16,12 +16,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_positions: the positional ceiling in tokens.
         hidden_size: width of the last hidden state.
         eos_ids: ids that end a reply, as config.json has them (generation_config.json may add more).
+        prefill_tail: rows at a prompt's end that alone have to go through every layer (`StepBatch.floors`), where
+            ``prefill`` is ``bounded``; 0 where all rows do.
     """
 
     vocab_size: int
     max_positions: int
     hidden_size: int
     eos_ids: tuple[int, ...] = ()
+    prefill_tail: int = 0
 
 
 class PackagedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -248,9 +248,11 @@ class Engine:
     def _begin(self, op: Begin) -> None:
         if op.slot in self.slots:
             raise EngineError(f"slot {op.slot} is taken", found=f"request {self.slots[op.slot].request}")
+        tail = self.geometry.prefill_tail
         self.slots[op.slot] = SlotInfo(
-            op.slot, op.request, op.prompt, op.logprobs >= 0, 0, op.cached, pictures=op.pictures
-        )
+            op.slot, op.request, op.prompt, op.logprobs >= 0, 0, op.cached, pictures=op.pictures,
+            floor=max(0, len(op.prompt) - op.replied - tail) if tail else 0,
+        )  # fmt: skip
         if self._places is not None:
             self._places.begin(op.slot, op.pictures)
         self._arrange(Extend(op.slot, op.blocks))

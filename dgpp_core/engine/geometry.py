@@ -27,6 +27,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
         snapshots: arena slots.
         step_width: rows a verify step runs a request.
         context: most tokens, prompt and reply together, that a request may have.
+        prefill_tail: rows at a prompt's end that alone go through every layer; 0 where all do.
     """
 
     slots: int
@@ -35,6 +36,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int
     step_width: int
     context: int
+    prefill_tail: int = 0
 
     @property
     def slack(self) -> int:
@@ -90,6 +92,7 @@ def make_geometry(
         snapshots=snapshots,
         step_width=step_width,
         context=max(1, min(config.max_positions, room)),
+        prefill_tail=config.prefill_tail if settings.prefill == "bounded" else 0,
     )
 
 

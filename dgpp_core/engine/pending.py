@@ -19,6 +19,7 @@ class SlotInfo(msgspec.Struct, eq=False):
     Attributes:
         mode: who picks: the likeliest token counts, the device samples, or the host has to.
         bound: upper bound of the device's length: exact once every launched step was read.
+        floor: of `StepBatch.floors`; 0 where all of its rows go through every layer.
     """
 
     slot: int
@@ -29,6 +30,7 @@ class SlotInfo(msgspec.Struct, eq=False):
     bound: int
     mode: Literal["greedy", "device", "host"] = "host"
     pictures: tuple[Picture, ...] = ()
+    floor: int = 0
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):

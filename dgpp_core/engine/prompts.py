@@ -37,6 +37,7 @@ def prompt_batch(
     positions = [p for op in ops for p in range(op.start, op.start + op.count)]
     rows = upload([tokens, positions], device)
     segments = upload([[op.slot for op in ops], [op.start for op in ops]], device)
+    floors = tuple(info.floor for info in infos)
     return StepBatch(
         tokens=rows[0],
         positions=rows[1],
@@ -49,6 +50,7 @@ def prompt_batch(
         max_length=max(positions) + 1,
         seen=sight.seen(ops, infos) if sight is not None else None,
         places=registers.places,
+        floors=floors if any(floors) else (),
     )
 
 

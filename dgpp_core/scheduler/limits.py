@@ -32,6 +32,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         base_ms, row_ms: what a step and each row of it are taken to cost there.
         max_context: most tokens (prompt and reply) of one request.
         prefix_cache: whether prefixes are kept at all.
+        prefill_tail: tokens at a prompt's end that no prefix may hold: their rows alone go through every layer, so a
+            row of another prompt's end has not what they would read of it. 0 leaves out the last one, as always.
     """
 
     slots: int
@@ -53,6 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     row_ms: float = 8.0
     max_context: int
     prefix_cache: bool = True
+    prefill_tail: int = 0
 
     def __post_init__(self) -> None:
         least = {"slots": 1, "blocks": 1, "block_tokens": 1, "queue": 1, "max_context": 2}

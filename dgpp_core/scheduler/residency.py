@@ -56,7 +56,7 @@ class Residency:
         limits, known = self._limits, request.known
         cacheable = self._cacheable(request)
         if cacheable:
-            self.index.match(request.keys, len(request.ids) - 1, known)
+            self.index.match(request.keys, self._reusable(request), known)
         chain = self.index.usable(known)
         if cacheable and any(self._shares(request, len(chain), other) for other in prefilling):
             return None
@@ -155,6 +155,11 @@ class Residency:
     def _cacheable(self, request: Request) -> bool:
         return self._limits.cache_on and request.submit.use_cache
 
+    def _reusable(self, request: Request) -> int:
+        """Most tokens that may come from the prefix cache: all but those whose rows have to be computed again."""
+        most, tail = len(request.ids) - 1, self._limits.prefill_tail
+        return min(most, max(0, request.prompt_tokens - tail)) if tail else most
+
     def _shares(self, request: Request, attached: int, other: Request) -> bool:
         """Whether ``other`` will publish a prefix of ``request`` that is longer than ``attached`` blocks."""
         if not self._cacheable(other):
@@ -162,7 +167,7 @@ class Residency:
         size, key = self._limits.block_tokens, self.index.key
         ends = other.cuts if self._limits.needs_snapshot else ((attached + 1) * size,)
         return any(
-            attached * size < end <= min(other.base, len(request.ids) - 1)
+            attached * size < end <= min(other.base, self._reusable(request))
             # One block tells almost all prompts apart, before the whole prefix is compared.
             and key(request.keys, end // size - 1) == key(other.keys, end // size - 1)
             and request.keys[:end] == other.keys[:end]
@@ -180,16 +185,16 @@ class Residency:
     def _cuts(self, request: Request) -> tuple[int, ...]:
         """Where snapshots are taken, by what they are good for, as far as the arena reaches; all at block boundaries.
 
-        The deepest one leaves a token to compute: choices of one prompt, and turns after one that the template repeats
-        as it was. At the last end of a message: turns after one whose reply the template begins in another way. In the
-        body of long prompts: others that change near their end. At the first end of a message: other conversations
-        with the same instructions.
+        The deepest one leaves a token to compute, or what no prefix may hold: choices of one prompt, and turns after
+        one that the template repeats as it was. At the last end of a message: turns after one whose reply the template
+        begins in another way. In the body of long prompts: others that change near their end. At the first end of a
+        message: other conversations with the same instructions.
         """
         limits, size, base = self._limits, self._limits.block_tokens, request.base
         least = max(size, limits.snapshot_least)
         ends = [end // size * size for end in request.submit.turns if least <= end < base]
         ends = [end for end in ends if end >= least]
-        wanted = [(base - 1) // size * size, *ends[-1:]]
+        wanted = [min(base - 1, self._reusable(request)) // size * size, *ends[-1:]]
         if base >= 4 * BODY_CHUNK:
             wanted.append((base // BODY_CHUNK - 1) * BODY_CHUNK // size * size)
         if limits.snapshot_heads:

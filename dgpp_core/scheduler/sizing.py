@@ -38,6 +38,7 @@ def limits_from(
         row_ms=settings.mtp_schedule_row_ms,
         max_context=geometry.context,
         prefix_cache=settings.prefix_cache_gib > 0,
+        prefill_tail=geometry.prefill_tail,
     )
 
 

@@ -202,7 +202,7 @@ def test_automatic_budgets_are_larger_on_a_gpu_and_given_ones_stay() -> None:
 
 def test_keys_without_effect_are_named_only_where_given_a_value() -> None:
     assert without_effect(EngineSettings()) == []
-    assert without_effect(EngineSettings(kv_dtype="fp8", prefill="exact")) == ["prefill"]
+    assert without_effect(EngineSettings(kv_dtype="fp8", ngram_table="mmap")) == ["ngram_table"]
     assert set(IDLE_KEYS) <= set(EngineSettings.__struct_fields__)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from dgpp_deepseek.deepseek41 import rows
@@ -158,3 +159,69 @@ def test_the_release_and_its_twin_in_dense_matrices_give_the_same_bits(
     plain = equations(reference, tmp_path, kept="native", dtype=torch.float32)
     wanted = plain.logits(plain.hidden(TOKENS)[0])
     assert (found[0] - wanted).norm() / wanted.norm() < 2e-2
+
+
+@pytest.mark.parametrize("counts", [[60], [20, 39, 1], [43, 3, 14], [10, 50]])
+def test_a_bounded_prefill(plain_rows: LoadedModel, checkpoint: Path, reference: ModuleType, counts: list[int]) -> None:
+    """The last window of a prompt alone through all layers, in chunks that end above its floor and below it."""
+    plain = equations(reference, checkpoint)
+    hidden, _ = plain.hidden(TOKENS, bounded=True)
+    served, floor = world(plain_rows, checkpoint), LENGTH - 16
+    batches = [msgspec.structs.replace(batch, floors=(floor,), keep_rows=False) for batch in steps(TOKENS, counts)]
+    found = logits_of(served, batches)
+    assert relative(found[floor:], plain.logits(hidden)) <= 1e-5
+    exact = plain.logits(plain.hidden(TOKENS)[0])[floor:]
+    assert relative(found[floor:], exact) > 1e-3, "it is an approximation, and this text shows it"
+    short = world(plain_rows, checkpoint)
+    whole = [msgspec.structs.replace(batch, floors=(0,), keep_rows=False) for batch in steps(TOKENS[:16], [16])]
+    assert torch.equal(logits_of(short, whole), logits_of(world(plain_rows, checkpoint), steps(TOKENS[:16], [16])))
+
+
+def test_prompts_of_both_kinds_in_one_prefill(plain_rows: LoadedModel, checkpoint: Path) -> None:
+    """One ends in this chunk, one has not come to its floor, one is short: the bits of each alone."""
+    ends = ((40, 24), (30, 34), (9, 0))
+    tables = torch.arange(1, 31).view(3, 10)
+
+    def rows(*which: int) -> StepBatch:
+        at = torch.cat([torch.arange(ends[number][0]) for number in which])
+        return StepBatch(
+            tokens=torch.tensor(TOKENS)[at], positions=at, counts=tuple(ends[number][0] for number in which),
+            slots=torch.tensor(which), lengths=torch.zeros(len(which), dtype=torch.int64),
+            block_tables=tables[list(which)], candidates=torch.zeros(len(which), dtype=torch.int64), keep_rows=False,
+            max_length=40, floors=tuple(ends[number][1] for number in which),
+        )  # fmt: skip
+
+    together = logits_of(world(plain_rows, checkpoint, max_concurrency=3), [rows(0, 1, 2)])
+    alone = [logits_of(world(plain_rows, checkpoint, max_concurrency=3), [rows(number)]) for number in range(3)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_replies_after_a_bounded_and_an_exact_prefill(
+    plain_rows: LoadedModel, checkpoint: Path, reference: ModuleType
+) -> None:
+    """What ``engine.prefill`` says, cold and from the cache; what a prompt shares with another ends before its tail."""
+    plain = equations(reference, checkpoint)
+    for prefill in ("bounded", "exact"):
+        hidden, _ = plain.hidden(TOKENS, bounded=prefill == "bounded")
+        wanted = int(plain.logits(hidden)[-1].argmax())
+        served = world(plain_rows, checkpoint, prefill=prefill, prefix_cache_gib=0.02, prefix_min_tokens=16)
+        first, again = (served.reply(TOKENS, 6) for _ in range(2))
+        assert first.tokens[0] == wanted
+        assert first.tokens == again.tokens
+        assert again.cached == (32 if prefill == "bounded" else 48)
+        longer = [*TOKENS, *first.tokens, 9, 8, 7]
+        cold = world(plain_rows, checkpoint, prefill=prefill, prefix_cache_gib=0.0).reply(longer, 6)
+        warm = served.reply(longer, 6)
+        assert warm.cached > 0
+        assert warm.tokens == cold.tokens
+
+
+def test_a_reply_that_was_preempted_goes_on_as_if_it_had_not(served: LoadedModel, checkpoint: Path) -> None:
+    """Its rows come back as a prefill's; the floor is that of the prompt without them."""
+    prompts = [TOKENS[:40], TOKENS[20:55]]
+    alone = [world(served, checkpoint, mtp=False, mtp_depth=1).reply(prompt, 24).tokens for prompt in prompts]
+    tight = world(served, checkpoint, mtp=False, mtp_depth=1, kv_capacity=112, admission="grow", admission_window=2)
+    requests = [tight.submit(prompt, 24) for prompt in prompts]
+    replies = tight.run()
+    assert tight.scheduler.stats().requests_preempted
+    assert [replies[request].tokens for request in requests] == alone

@@ -66,8 +66,8 @@ class Attention:
         latent, q = made.read(u, angles, step.decode)
         ring = step.state["window"][self.layer]
         rows = WINDOW.pack(made.row(u, angles, step.decode), ring.dtype)
-        if self.compressor is not None:
-            self.compressor(u, step)
+        if not step.published:
+            self.publish(u, step)
         if self.chooser is not None:
             self.chooser(u, latent, step)
         mixed = torch.cat([
@@ -78,6 +78,11 @@ class Attention:
         ])  # fmt: skip
         return made.write(mixed, angles, step.decode)
 
+    def publish(self, u: Tensor, step: Step) -> None:
+        """Write the entries of a source that end at the rows of ``u``."""
+        if self.compressor is not None:
+            self.compressor(u, step)
+
     def _mix(self, q: Tensor, window: Tensor, number: int, step: Step) -> Tensor:
         """What a group's queries ``[B * n, heads, latent]`` make of their windows ``[B, ., width]`` and entries."""
         rows, blocks, _ = step.paged.groups[number]
@@ -87,6 +92,8 @@ class Attention:
         held, at = tiles_of(window, positions[:, 0] - reach, span)
         keys, own = at.view(count, -1, 1, span), positions.view(count, 1, -1, 1)
         seen = (keys <= own) & (keys > own - self.window)
+        if floor := step.floors[number]:
+            seen = seen & (keys >= floor)
         values = WINDOW.unpack(held, self.latent).view(count, -1, 1, span, self.latent)
         if self.ratio:
             pool = entry_pool(step, "entries", self.ratio, self.place)

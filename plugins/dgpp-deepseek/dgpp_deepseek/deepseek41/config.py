@@ -143,6 +143,7 @@ def _config(root: Root, t: Text, quantised: Quantisation | None) -> Deepseek41Co
     return Deepseek41Config(
         **{name: taken(name) for name in same},
         max_positions=t.max_position_embeddings,
+        prefill_tail=t.sliding_window,
         hidden_size=t.hidden_size * (1 + len(t.dspark_target_layer_ids)),
         eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         width=t.hidden_size,

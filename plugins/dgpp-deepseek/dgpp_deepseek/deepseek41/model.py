@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,7 +22,7 @@ from dgpp_deepseek.deepseek41.attention import Attention
 from dgpp_deepseek.deepseek41.config import Deepseek41Config
 from dgpp_deepseek.deepseek41.config import Experts as Counts
 from dgpp_deepseek.deepseek41.engram import Engram, TokenClasses
-from dgpp_deepseek.deepseek41.step import Ropes, Step
+from dgpp_deepseek.deepseek41.step import Ropes, Step, tail_of
 
 Attend = Callable[[Tensor], Tensor]
 """From what a layer's attention reads, ``[R, width]``, to what it gives, float32."""
@@ -117,17 +118,41 @@ class Deepseek41Model:
         self.norm, self.head = shard.weights.take("norm"), Linear.load(shard, "head")
 
     def forward(self, batch: StepBatch, state: State) -> Tensor:
-        """``[R, hidden_size]``."""
-        step, config = Step(batch, state, self.ropes), self.config
+        """``[R, hidden_size]``.
+
+        The layers from the last source on keep nothing of a row but its place in their windows: their entries follow
+        from the layers before. So a prompt's rows below a floor stop there, once their entries are written.
+        """
+        config, split = self.config, self.config.split
+        whole = Step(msgspec.structs.replace(batch, floors=()), state, self.ropes)
         streams, pre = begun(F.embedding(batch.tokens, self.embed), config.hc_mult)
-        classes, features = self.classes(step), []
-        for index, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
-            if index in config.targets:
-                features.append((fold(streams, 1) / config.hc_mult).to(self.dtype))
-            if index in self.engrams:
-                streams = self.engrams[index](streams, classes, step)
-            streams, pre = layer(streams, pre, functools.partial(attention, step=step), step.decode)
+        streams, pre, _ = self._walk(range(split), streams, pre, whole)
+        if not batch.floors:
+            return self._finished(streams, pre, whole)
+        self.attentions[split].publish(self.layers[split].attention_site.read(streams, pre), whole)
+        tail, rows = tail_of(batch)
+        hidden = torch.zeros(len(streams), config.hidden_size, dtype=self.dtype, device=streams.device)
+        if len(rows):
+            hidden[rows] = self._finished(streams[rows], pre[rows], Step(tail, state, self.ropes, published=True))
+        return hidden
+
+    def _finished(self, streams: Tensor, pre: Tensor, step: Step) -> Tensor:
+        """The layers from the last source on; the rows' hidden states."""
+        streams, pre, features = self._walk(range(self.config.split, self.config.layers), streams, pre, step)
         return torch.cat([collapse(streams, pre).to(self.dtype), *features], dim=-1)
+
+    def _walk(self, layers: range, streams: Tensor, pre: Tensor, step: Step) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Streams and coefficients after ``layers``, and what the drafter reads of them."""
+        classes = self.classes(step) if layers.start == 0 else None
+        features = []
+        for index in layers:
+            if index in self.config.targets:
+                features.append((fold(streams, 1) / self.config.hc_mult).to(self.dtype))
+            if index in self.engrams and classes is not None:
+                streams = self.engrams[index](streams, classes, step)
+            attend = functools.partial(self.attentions[index], step=step)
+            streams, pre = self.layers[index](streams, pre, attend, step.decode)
+        return streams, pre, features
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[N, vocab_size]``; every rank holds some of the vocabulary's rows."""

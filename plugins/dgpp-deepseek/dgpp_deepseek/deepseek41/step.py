@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -50,10 +52,12 @@ class Step:
     Attributes:
         chosen: the entries that each row attends to, since the last layer that chose; by `groups`.
         kept_blocks: the entries of the blocks that the block source kept.
+        published: the entries of the last source are written already, for more rows than these.
     """
 
-    def __init__(self, batch: StepBatch, state: State, ropes: Ropes) -> None:
+    def __init__(self, batch: StepBatch, state: State, ropes: Ropes, *, published: bool = False) -> None:
         self.batch, self.state, self.ropes, self.decode = batch, state, ropes, batch.keep_rows
+        self.published = published
         paged = next(name for name in ("entries_1", "entries_2") if name in state)
         self.paged = PagedIndex(batch, state[paged].shape[3])
         self.chosen: Selection = ()
@@ -68,6 +72,14 @@ class Step:
     def compressed(self) -> Angles:
         """Of the rows, for the others."""
         return self.ropes.compressed.at(self.batch.positions)
+
+    @functools.cached_property
+    def floors(self) -> list[int]:
+        """For each of `groups` the position below which its rows see no row of a window."""
+        if not self.batch.floors:
+            return [0] * len(self.paged.groups)
+        segments = zip(self.batch.floors, self.batch.counts, strict=True)
+        return [floor for floor, count in segments for _ in range(0, count, CHUNK_ROWS)]
 
     def visible(self, ratio: int) -> Iterator[Tensor]:
         """For each of `groups` which entries exist at each row, bool ``[B, tiles, n, block_tokens / ratio]``.
@@ -88,6 +100,33 @@ class Step:
             count = run.shape[1] - reach
             for first in range(0, count, CHUNK_ROWS):
                 yield run[:, first : first + reach + min(CHUNK_ROWS, count - first), 0]
+
+
+def tail_of(batch: StepBatch) -> tuple[StepBatch, Tensor]:
+    """The rows of a prefill that lie at or above their segment's floor, as a batch, and which rows those are.
+
+    Reads the segments' starts on the host. There may be no such row, and then the batch has no segment.
+    """
+    starts, firsts = batch.lengths.tolist(), itertools.accumulate(batch.counts, initial=0)
+    below = [
+        min(count, max(0, floor - start))
+        for floor, count, start in zip(batch.floors, batch.counts, starts, strict=True)
+    ]  # fmt: skip
+    kept = [number for number, count in enumerate(batch.counts) if below[number] < count]
+    rows = [row for at, skip, n in zip(firsts, below, batch.counts, strict=False) for row in range(at + skip, at + n)]
+
+    def indices(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=batch.tokens.device)
+
+    at, segments = indices(rows), indices(kept)
+    tail = msgspec.structs.replace(
+        batch, tokens=batch.tokens[at], positions=batch.positions[at], slots=batch.slots[segments],
+        counts=tuple(batch.counts[number] - below[number] for number in kept),
+        lengths=batch.lengths[segments] + indices([below[number] for number in kept]),
+        block_tables=batch.block_tables[segments], candidates=batch.candidates[segments],
+        floors=tuple(batch.floors[number] for number in kept),
+    )  # fmt: skip
+    return tail, at
 
 
 def tiles_of(window: Tensor, starts: Tensor, span: int) -> tuple[Tensor, Tensor]:
