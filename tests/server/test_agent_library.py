@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import agents
 import openai
@@ -17,10 +17,13 @@ import pytest
 
 from dgpp_core.testing.fake_service import TOOL_TEMPLATE
 from dgpp_core.testing.fake_worker import FakeReply, FakeScript
+from dgpp_core.testing.tiny_service import tiny_service
 from dgpp_core.testing.tool_replies import dialect
 from dgpp_core.text.tools.dialect import Call
 
 ODD_CITY = '5 "Köln"\n世界'
+
+KINDS: dict[str, Any] = {"chat": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel}
 
 
 class Verdict(pydantic.BaseModel):
@@ -49,6 +52,13 @@ def running(serve_fake: Any, write_checkpoint: Any, tmp_path_factory: pytest.Tem
         yield found
 
 
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Any]:
+    pytest.importorskip("dgpp_glm")
+    with tiny_service("glm47") as found:
+        yield found
+
+
 class Desk:
     """Agents of the library with two tools, and what the tools were called with."""
 
@@ -56,10 +66,7 @@ class Desk:
         self.now = now
         self.made: list[Any] = []
         client = openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=30)
-        kinds: dict[str, Any] = {
-            "chat": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel,
-        }  # fmt: skip
-        self.model = kinds[api](model="fake", openai_client=client)
+        self.model = KINDS[api]("fake", client)
         self.tools = [agents.function_tool(self.weather), agents.function_tool(self.get_time)]
 
     def weather(self, city: str, days: int) -> str:
@@ -157,3 +164,33 @@ def test_a_tool_that_must_be_called(running: Any, api: str, streamed: bool) -> N
     assert [message["max_tokens"] for message in sent] == [900] * 3
     assert all(message["grammar"] is not None for message in sent)
     assert sent[0]["grammar"] != sent[1]["grammar"]
+
+
+@pytest.mark.slow
+def test_a_real_engine_makes_the_calls(tiny: Any) -> None:
+    """Random weights, held to a strict schema: whatever they write is a call that the library takes."""
+    made: list[tuple[str, int]] = []
+
+    @agents.function_tool
+    def measure(unit: Literal["kelvin", "celsius"], by: Annotated[int, pydantic.Field(ge=1, le=20)]) -> str:
+        """Measure."""
+        made.append((unit, by))
+        return "22 degrees"
+
+    async def talk() -> None:
+        client = openai.AsyncOpenAI(base_url=tiny.url + "/v1", api_key="none", max_retries=0, timeout=120)
+        settings = agents.ModelSettings(
+            tool_choice="required", parallel_tool_calls=False, max_tokens=70, temperature=0.0
+        )
+        agent = agents.Agent(
+            name="a", instructions="b", model=KINDS["chat"]("tiny", client), tools=[measure], model_settings=settings
+        )
+        for streamed in (False, True):
+            result = await run(agent, "How warm is it?", streamed=streamed)
+            assert isinstance(result.final_output, str)
+            assert len(result.raw_responses) > 1
+
+    asyncio.run(talk())
+    assert len(made) > 1
+    assert made[: len(made) // 2] == made[len(made) // 2 :], "streamed or not, the reply is the same"
+    assert all(unit in ("kelvin", "celsius") and 1 <= by <= 20 for unit, by in made)
