@@ -89,8 +89,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanTerm(msgspec.Struct, frozen=True):
-    """A line of the memory plan that only the family can know, in bytes a rank."""
+    """A line of the memory plan that only the family can know, in bytes a rank.
+
+    ``exact``: these are tensors of the model, allocated as counted; otherwise it is the most that something may take.
+    """
 
     name: str
     bytes: int
     note: str = ""
+    exact: bool = True

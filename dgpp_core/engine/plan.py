@@ -118,7 +118,7 @@ def make_plan(
     Args:
         groups: of the model and its drafter, as one rank of ``world`` keeps them.
         step_width: rows a verify step runs a request, as `make_geometry` derives it: 1 + draft depth.
-        extra: the family's own terms; counted as exact.
+        extra: the family's own terms; counted as exact where they say so.
         available: bytes there are, from a `MemoryReader`.
 
     Raises:
@@ -128,7 +128,7 @@ def make_plan(
     fixed = [
         PlanLine("runtime", RUNTIME_BYTES[device_kind], "process and libraries"),
         *weight_lines(table, world, device_kind, settings.bf16_weights),
-        *(PlanLine(term.name, term.bytes, term.note, exact=True) for term in extra),
+        *(PlanLine(term.name, term.bytes, term.note, exact=term.exact) for term in extra),
     ]
     loading = loading_bytes(table, world, device_kind, settings.bf16_weights)
     widths = Widths.of(table, groups, config, world)

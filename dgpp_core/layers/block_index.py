@@ -120,7 +120,7 @@ class BlockIndexer:
         """
         keys = block_keys(pool, self.ratio, self.width)
         self._write(k, index, keys, ring)
-        angles = self.rope.at(index.batch.positions)
+        angles = self.rope.of(index.batch, index.batch.positions)
         queries = rotate(unit_norm(q.view(len(q), self.heads, self.width), self.q_norm, self.eps), *angles)
         gates = torch.full_like(queries[..., 0], self.width**-0.5)
         return choose_blocks(queries.to(dtype).float(), gates, keys, index, self.ratio, self.top_blocks)
@@ -136,5 +136,5 @@ class BlockIndexer:
             pooled.append((total / self.ratio).flatten(0, 1))
         mean = torch.cat(pooled).to(ring.dtype)
         first = (batch.positions - self.ratio + 1).clamp(min=0)
-        made = rotate(unit_norm(mean, self.k_norm, self.eps).unsqueeze(1), *self.rope.at(first)).squeeze(1)
+        made = rotate(unit_norm(mean, self.k_norm, self.eps).unsqueeze(1), *self.rope.of(batch, first)).squeeze(1)
         write_blocks(made, index, keys, self.ratio)

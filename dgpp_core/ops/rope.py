@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from dgpp_core.api.model import StepBatch
 from dgpp_core.formats.resident import POSITION_SLACK
 
 
@@ -19,6 +21,7 @@ class RotaryTable:
         theta: base of the frequencies.
         frequencies: optional ``[width / 2]`` inverse frequencies that replace ``theta``'s (`yarn_frequencies`).
         scale: of cosines and sines alike (`yarn_scale`).
+        axes: for each of the ``width / 2`` frequencies, whether it turns by a position's time, row or column (0, 1, 2).
     """
 
     def __init__(
@@ -29,16 +32,30 @@ class RotaryTable:
         device: torch.device,
         frequencies: Tensor | None = None,
         scale: float = 1.0,
+        axes: Sequence[int] = (),
     ) -> None:
         if frequencies is None:
             frequencies = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
         angles = torch.outer(torch.arange(positions + POSITION_SLACK, dtype=torch.float32), frequencies)
         self.width = width
+        self._axes = torch.tensor(axes, dtype=torch.int64, device=device)
+        self._lanes = torch.arange(len(axes), device=device)
         self.cos, self.sin = (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines for int64 ``[R]`` positions: two ``[R, 1, width / 2]``, for every layer of a step."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+    def of(self, batch: StepBatch, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """As `at`, for a position of each row's request, turned to where ``batch.places`` has it, if it says so."""
+        if batch.places is None:
+            return self.at(positions)
+        if batch.uniform is not None:
+            slots = batch.slots.repeat_interleave(batch.uniform)
+        else:
+            slots = torch.cat([batch.slots[at].expand(count) for at, count in enumerate(batch.counts)])
+        seen = batch.places[slots, :, positions][:, self._axes].long()
+        return self.cos[seen, self._lanes].unsqueeze(1), self.sin[seen, self._lanes].unsqueeze(1)
 
 
 def yarn_scale(factor: float) -> float:

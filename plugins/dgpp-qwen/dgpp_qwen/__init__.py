@@ -6,6 +6,9 @@ imported when a model is built.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dgpp_core.api import (
     BindingTable,
     Dialect,
@@ -16,12 +19,14 @@ from dgpp_core.api import (
     PlanTerm,
     Shard,
     StateGroup,
+    Vision,
     hookimpl,
 )
-from dgpp_core.formats.resident import rotary_table_bytes
+from dgpp_core.formats.resident import SEEN_BYTES, rotary_table_bytes
 from dgpp_qwen.flash_next.config import FlashNextConfig
 from dgpp_qwen.flash_next.specs import SPECS
 from dgpp_qwen.flash_next.tables import bindings, groups
+from dgpp_qwen.vision_canvas import flash_vision
 
 DGPP_API = 1
 
@@ -67,11 +72,28 @@ def dgpp_drafter(spec: ModelSpec, config: ModelConfig, shard: Shard, model: Mode
 
 
 @hookimpl
-def dgpp_memory_plan(config: ModelConfig) -> tuple[PlanTerm, ...]:
-    """The rotary tables and the routers' even preference, which are no checkpoint tensors."""
+def dgpp_memory_plan(config: ModelConfig, settings: Mapping[str, Any]) -> tuple[PlanTerm, ...]:
+    """Rotary tables, the routers' even preference, and what images take: no checkpoint tensors."""
     assert isinstance(config, FlashNextConfig)
     rotary = rotary_table_bytes(config.rotary_dim, config.max_positions)
-    return PlanTerm("rotary tables", rotary), PlanTerm("router bias", 4 * config.num_experts)
+    terms = (PlanTerm("rotary tables", rotary), PlanTerm("router bias", 4 * config.num_experts))
+    if config.encoding is None:
+        return terms
+    places = 4 * 3 * (settings.get("max_concurrency", 1) + 1) * config.max_positions
+    turns = 8 * config.rotary_dim + config.encoding.width // config.encoding.heads
+    return (
+        *terms,
+        PlanTerm("turns of images", turns),
+        PlanTerm("places of positions", places, exact=False),
+        PlanTerm("images seen", SEEN_BYTES, exact=False),
+    )
+
+
+@hookimpl
+def dgpp_vision(config: ModelConfig, processor: Mapping[str, Any]) -> Vision | None:
+    """Images, where the checkpoint has its encoder."""
+    assert isinstance(config, FlashNextConfig)
+    return None if config.encoding is None else flash_vision(processor, config.encoding.placeholder)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""config.json of a Qwen3.8-Flash-Next checkpoint, its text part."""
+"""config.json of a Qwen3.8-Flash-Next checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from dgpp_core.api import ConfigError, ModelConfig
 from dgpp_qwen.flash_next.quantisation import Storages, read_storages
+from dgpp_qwen.flash_next.vision import Encoding, read_encoding
 
 SPARSE = ("full_attention", "indexed_attention", "qwen_sparse_attention")
 """Spellings of one layer type."""
@@ -30,6 +31,7 @@ class FlashNextConfig(ModelConfig, frozen=True, kw_only=True):
         ple_layer: index of the layer before which the n-gram rows are added.
         boundary: the token across which no n-gram reaches.
         storages: how the checkpoint stores experts and table.
+        encoding: the images' encoder; None without one.
     """
 
     width: int
@@ -68,6 +70,7 @@ class FlashNextConfig(ModelConfig, frozen=True, kw_only=True):
     seed: int
     boundary: int
     storages: Storages
+    encoding: Encoding | None = None
 
     @property
     def layers(self) -> int:
@@ -160,6 +163,8 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = False
     quantization_config: dict[str, Any] | None = None
+    vision_config: dict[str, Any] | None = None
+    language_model_only: bool = False
 
 
 _POSITIVE = (
@@ -223,6 +228,9 @@ def read_config(raw: Mapping[str, Any]) -> FlashNextConfig:
         "seed": 1234 if c.seed is None else c.seed,
         "boundary": c.eos_token_id,
         "storages": read_storages(whole.quantization_config),
+        "encoding": None
+        if whole.vision_config is None or whole.language_model_only
+        else read_encoding(raw, c.rope_parameters, width=c.hidden_size, rotary=rotary, vocab=c.vocab_size),
     })  # fmt: skip
 
 

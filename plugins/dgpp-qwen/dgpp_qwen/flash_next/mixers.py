@@ -76,7 +76,7 @@ class SparseAttention:
         chosen = self.indexer(parts[3], parts[4], step.rows, index, tail, x.dtype)
         queries, gates = parts[0].reshape(len(x), self.heads, 2, self.width).unbind(2)
         keys, values = (part.reshape(len(x), self.kv_heads, self.width) for part in parts[1:3])
-        angles = self.rope.at(step.batch.positions)
+        angles = self.rope.of(step.batch, step.batch.positions)
         step.rows.write(k_pool, rotate(unit_norm(keys, self.k_norm, self.eps), *angles))
         step.rows.write(v_pool, values)
         turned = rotate(unit_norm(queries, self.q_norm, self.eps), *angles).to(x.dtype)

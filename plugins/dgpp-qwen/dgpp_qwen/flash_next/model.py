@@ -15,9 +15,11 @@ from dgpp_core.ops.rope import RotaryTable
 from dgpp_core.ops.router import Router
 from dgpp_qwen.flash_next.branches import Mix, Site, add, rows_of
 from dgpp_qwen.flash_next.config import FlashNextConfig
+from dgpp_qwen.flash_next.encoder import Encoder
 from dgpp_qwen.flash_next.mixers import GatedDelta, SparseAttention
 from dgpp_qwen.flash_next.ngrams import Ngrams
 from dgpp_qwen.flash_next.step import Step
+from dgpp_qwen.flash_next.vision import axes
 
 
 class Mixture:
@@ -65,7 +67,12 @@ class FlashNextModel:
 
     def __init__(self, config: FlashNextConfig, shard: Shard) -> None:
         self.config, self.dtype = config, shard.dtype
-        self.rope = RotaryTable(config.rotary_dim, config.max_positions, config.rope_theta, shard.device)
+        encoding = config.encoding
+        self.rope = RotaryTable(
+            config.rotary_dim, config.max_positions, config.rope_theta, shard.device,
+            axes=() if encoding is None else axes(encoding.sections),
+        )  # fmt: skip
+        self.encoder = None if encoding is None else Encoder(encoding, shard)
         self.even = torch.zeros(config.num_experts, device=shard.device)
         self.embed = shard.weights.take("embed")
         self.ngrams = Ngrams(config, shard)
@@ -85,12 +92,20 @@ class FlashNextModel:
     def forward(self, batch: StepBatch, state: State) -> Tensor:
         """``[R, B * width]``."""
         step = Step.of(batch, state)
-        branches = F.embedding(batch.tokens, self.embed).float().unsqueeze(1).repeat(1, self.config.hc_count, 1)
+        embedded = F.embedding(batch.tokens, self.embed)
+        if batch.seen is not None:
+            embedded = embedded.index_copy(0, batch.seen.rows, batch.seen.values.to(embedded.dtype))
+        branches = embedded.float().unsqueeze(1).repeat(1, self.config.hc_count, 1)
         for index, layer in enumerate(self.layers):
             if index == self.config.ple_layer:
                 branches = self.ngrams(branches, step)
             branches = layer(branches, step)
         return branches.flatten(1).to(self.dtype)
+
+    def see(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+        """An image, ``[rows * columns, width]``; see `dgpp_core.api.Seeing`."""
+        assert self.encoder is not None, "the plugin says that such a checkpoint takes no images"
+        return self.encoder(patches, rows, columns)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[N, vocab_size]``."""

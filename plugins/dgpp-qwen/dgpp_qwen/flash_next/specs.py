@@ -43,7 +43,13 @@ _TEXT: dict[str, Any] = {
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp", "text_config": _TEXT,
-    "tie_word_embeddings": False, "quantization_config": QUANTISED["fp8"],
+    "tie_word_embeddings": False, "quantization_config": QUANTISED["fp8"], "language_model_only": False,
+    "image_token_id": 248056, "video_token_id": 248057, "vision_start_token_id": 248053, "vision_end_token_id": 248054,
+    "vision_config": {
+        "model_type": "qwen4_exp", "depth": 27, "hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304,
+        "hidden_act": "gelu_pytorch_tanh", "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2,
+        "in_channels": 3, "out_hidden_size": 2560, "num_position_embeddings": 2304, "deepstack_visual_indexes": [],
+    },
 }  # fmt: skip
 _TINY_TEXT: dict[str, Any] = _TEXT | {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 3, "layer_types": [SPARSE[0], LINEAR, LINEAR],
@@ -55,11 +61,18 @@ _TINY_TEXT: dict[str, Any] = _TEXT | {
     "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "ple_embed_dim": 64,
     "heads_per_ngram": 2, "ngram_vocab_size_base": 500, "split_ngram_parts": 4, "bos_token_id": 2, "eos_token_id": 2,
 }  # fmt: skip
-TINY: dict[str, Any] = FULL | {"text_config": _TINY_TEXT, "quantization_config": None}
+_TINY_VISION: dict[str, Any] = FULL["vision_config"] | {
+    "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64,
+    "num_position_embeddings": 25,
+}  # fmt: skip
+TINY: dict[str, Any] = FULL | {
+    "text_config": _TINY_TEXT, "quantization_config": None, "vision_config": _TINY_VISION, "image_token_id": 300,
+    "vision_start_token_id": 301, "vision_end_token_id": 302, "video_token_id": 303,
+}  # fmt: skip
 SPECS = (
     ModelSpec(
         name="qwen38-flash-next",
-        title="Qwen3.8-Flash-Next, 126B-A6B and a table of 51B, text",
+        title="Qwen3.8-Flash-Next, 126B-A6B and a table of 51B",
         architectures=("Qwen4ExpForConditionalGeneration",),
         repository="Qwen/Qwen3.8-Flash-Next-FP8",
         read_config=read_config,

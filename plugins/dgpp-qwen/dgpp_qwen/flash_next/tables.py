@@ -17,6 +17,7 @@ from dgpp_core.api import (
 )
 from dgpp_qwen.flash_next.config import FlashNextConfig
 from dgpp_qwen.flash_next.hashing import constants
+from dgpp_qwen.flash_next.vision import encoder_bindings
 
 TEXT = "model.language_model"
 NORM = Init(std=0.2)
@@ -142,7 +143,7 @@ class _Tables:
 
 
 def bindings(c: FlashNextConfig) -> BindingTable:
-    """Every tensor of the text model and its drafter; those of the images' encoder are passed over."""
+    """Every tensor of the model and its drafter; those of an encoder that is not used are passed over."""
     tables, vocabulary, out = _Tables(c), (c.vocab_size, c.width), list[Binding]()
     out.append(
         Binding(name=f"{TEXT}.embed_tokens.weight", shape=vocabulary, target="embed", role="embedding", init=EMBEDDED)
@@ -154,7 +155,13 @@ def bindings(c: FlashNextConfig) -> BindingTable:
     out += tables.site(f"{TEXT}.hyper_connection_mixer", "mixer", inject=False)
     out.append(_matrix("lm_head", vocabulary, "head"))
     out += tables.draft()
-    ignored = ("model.visual.*", "*.hyper_connection_mixer.block_inject_weight.weight", "*.rotary_emb.inv_freq")
+    if c.encoding is not None:
+        out += encoder_bindings(c.encoding)
+    ignored = (
+        *(("model.visual.*",) if c.encoding is None else ()),
+        "*.hyper_connection_mixer.block_inject_weight.weight",
+        "*.rotary_emb.inv_freq",
+    )
     homes = (*(f"layers.{index}" for index in range(c.layers)), "draft.layer")
     stacks = tuple(
         Stack(f"{home}.mlp.experts.{part}", c.num_experts, c.num_experts_per_tok)
