@@ -67,7 +67,7 @@ class Experts:
         tensors: dict[str, Tensor] = {}
         for part in PARTS:
             make = functools.partial(
-                prepare_part, part, gate_up, down, experts + shared, shard.device, target, consume=True, limit=limit
+                prepare_part, part, gate_up, down, experts + shared, shard.device, target, consume=True
             )
             tensors |= shard.weights.prepared(f"{target}.{part}", "experts", make)
         products = CudaExperts.from_prepared(tensors, experts=experts, shared=shared, limit=limit)

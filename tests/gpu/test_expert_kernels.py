@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -77,7 +78,9 @@ def routing_of(rows: int, experts: int = EXPERTS, top_k: int = TOP_K, kind: str 
     return Routing(ids.int().contiguous(), torch.rand(rows, top_k, device=DEVICE, generator=generator(6)))
 
 
-def expected(up: Matrix, down: Matrix, x: Tensor, ids: Tensor, experts: int, h_dtype: torch.dtype) -> Tensor:
+def expected(
+    up: Matrix, down: Matrix, x: Tensor, ids: Tensor, experts: int, h_dtype: torch.dtype, limit: float = math.inf
+) -> Tensor:
     """float64 contributions; h is rounded as the kernels round it."""
     rows, top_k = ids.shape
     each, hidden = up.shape[0] // (experts + 1), x.shape[1]
@@ -87,7 +90,7 @@ def expected(up: Matrix, down: Matrix, x: Tensor, ids: Tensor, experts: int, h_d
     for entry in torch.unique(entries).tolist():
         places = (entries == entry).nonzero().squeeze(1)
         gate, value = (x[sources[places]].double() @ up.rows(entry * each, each).dequantise().double().T).chunk(2, -1)
-        h = (F.silu(gate) * value).to(h_dtype).double()
+        h = (F.silu(gate.clamp(max=limit)) * value.clamp(-limit, limit)).to(h_dtype).double()
         out[places] = h @ down.rows(entry * hidden, hidden).dequantise().double().T
     return out
 
@@ -134,6 +137,19 @@ def test_decode_experts_of_more_rows_than_a_launch() -> None:
     for row in (0, 63, 64, 130, 149):
         one = Routing(routing.ids[row : row + 1].contiguous(), routing.weights[row : row + 1])
         assert torch.equal(of_row(whole, 150, row), experts(x[row : row + 1], one))
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "bf16"])
+def test_a_limit_binds_gate_and_up(form: str) -> None:
+    up, down = weights(SHAPES["small"], EXPERTS, form)
+    experts = CudaExperts(up, down, experts=EXPERTS, limit=0.5)
+    assert experts.packed == (form == "nvfp4")
+    x, routing = activations(40, 512), routing_of(40)
+    wanted = expected(up, down, x, routing.ids, EXPERTS, torch.bfloat16, 0.5)
+    unbound = expected(up, down, x, routing.ids, EXPERTS, torch.bfloat16)
+    assert error(wanted, unbound) > 1e-2
+    for decode in (True, False):
+        assert error(experts(x, routing, decode), wanted) < 3e-3
 
 
 @pytest.mark.parametrize("experts_count", [3, 40])

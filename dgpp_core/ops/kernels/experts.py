@@ -1,8 +1,7 @@
 """Experts of a layer on a GPU: resident tensors, and the launches of decode and prefill rows.
 
 NVFP4 weights whose shape fits are kept in fragment order and read by the decode and the grouped kernels; everything
-else, and whatever has a limit on gate and up, is kept row-major in bfloat16 (`experts_generic`). Which of the two is
-decided by format, shape and limit alone.
+else is kept row-major in bfloat16 (`experts_generic`). Which of the two is decided by format and shape alone.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class CudaExperts:
         device: torch.device | str = "cuda",
     ) -> None:
         entries, where = experts + shared, torch.device(device)
-        up, out = (prepare_part(part, gate_up, down, entries, where, limit=limit) for part in PARTS)
+        up, out = (prepare_part(part, gate_up, down, entries, where) for part in PARTS)
         self._take(up | out, experts, shared, limit)
 
     @classmethod
@@ -147,7 +146,7 @@ class CudaExperts:
             picks,
             rows,
             shared_row,
-            **_gate_up_options(self.hidden, self.inner),
+            **_gate_up_options(self.hidden, self.inner, self.limit),
             **options,
             FETCH=pdl,
         )
@@ -169,7 +168,8 @@ class CudaExperts:
         tables = order_picks(ids, self.experts, self.shared, tile)
         source = experts_prefill.in_fragment_order(x)
         up, down = (2 * self.inner, self.hidden), (self.hidden, self.inner)
-        experts_prefill.run(self._weights("gate_up"), up, source, h, tables, picks, top_k, True, tile, wgmma)
+        gated = (tables, picks, top_k, True, tile, wgmma, self.limit)
+        experts_prefill.run(self._weights("gate_up"), up, source, h, *gated)
         experts_prefill.run(self._weights("down"), down, h, y, tables, picks, top_k, False, tile, wgmma)
 
     def _generic(self, x: Tensor, ids: Tensor, h: Tensor, y: Tensor, tile: int) -> None:
@@ -186,17 +186,15 @@ def prepare_part(
     device: torch.device,
     name: str = "experts",
     consume: bool = False,
-    limit: float | None = None,
 ) -> dict[str, Tensor]:
     """The resident tensors of one of the two stacks; their form is decided by both.
 
     Args:
         name: what errors call the layer's experts.
         consume: the stack may be overwritten, so that its resident form can take its place.
-        limit: of gate and up; the packed form has none.
     """
     matrix = gate_up if part == "gate_up" else down
-    if limit is None and fits_fragments(gate_up, down, entries) and isinstance(matrix, Nvfp4Matrix):
+    if fits_fragments(gate_up, down, entries) and isinstance(matrix, Nvfp4Matrix):
         packed = pack_nvfp4(matrix, device, f"{name}.{part}", consume)
         made = {"codes": packed.codes, "scales": packed.scales, "multipliers": packed.multipliers}
     else:
@@ -211,9 +209,10 @@ def _decode_options(top_k: int, experts: int, shared: bool, rows: int, pdl: bool
     return {**options, "launch_pdl": pdl, "maxnreg": _REGISTERS}
 
 
-def _gate_up_options(hidden: int, inner: int) -> dict[str, Any]:
+def _gate_up_options(hidden: int, inner: int, limit: float | None = None) -> dict[str, Any]:
     ahead = min(_AHEAD, hidden // (128 * GATE_UP_WARPS))
-    return {"K": hidden, "I": inner, "W": GATE_UP_WARPS, "D": ahead, "num_warps": GATE_UP_WARPS}
+    options = {"K": hidden, "I": inner, "W": GATE_UP_WARPS, "D": ahead, "num_warps": GATE_UP_WARPS}
+    return {**options, "LIMIT": limit or 0.0}
 
 
 def _down_options(hidden: int, inner: int) -> dict[str, Any]:
@@ -239,4 +238,8 @@ def compile_cases() -> list[CompileCase]:
             )
             args = (i32, i32, f32, i32, f32, i32, 7, 56)
             cases.append(CompileCase(f"experts down 5120x{name}", decode_down, args, {**down, **options}, stack=32))
+    options = _gate_up_options(4096, 512, 10.0) | _decode_options(8, 288, False, 16, True)
+    args = (i32, i32, f32, i32, bf16, i32, 7, 56)
+    name = "experts gate+up 4096x512 with a limit, rows<=16"
+    cases.append(CompileCase(name, decode_gate_up, args, {**options, "FETCH": True}, stack=32))
     return cases

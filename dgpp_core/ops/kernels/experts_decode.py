@@ -17,6 +17,7 @@ from dgpp_core.ops.kernels.fragments import (
     activation_layout,
     activation_pointers,
     first_slots,
+    limited,
     log2,
     pdl_launch,
     pdl_wait,
@@ -124,8 +125,9 @@ def decode_gate_up(
     ONE: gl.constexpr,
     PDL: gl.constexpr,
     FETCH: gl.constexpr,
+    LIMIT: gl.constexpr,
 ):
-    """h[row] = silu(gate x) * up x, bf16, of one tile of 16 channels.
+    """h[row] = silu(gate x) * up x, bf16, of one tile of 16 channels; LIMIT as in `limited`.
 
     The shared expert needs no routing: its weights are fetched while the kernel before this one still chooses.
     """
@@ -162,8 +164,8 @@ def decode_gate_up(
             y = nvfp4_product(wc, ws, first_codes, first_scales, x, KW // 128, W, 2, COLUMNS, D)
             gate, up = gl.split(y.reshape([2, 16, COLUMNS]).permute([1, 2, 0]))
             LO: gl.constexpr = gate.type.layout
-            gate = gate * gate_multiplier
-            h = (gate / (1.0 + gl.exp(-gate)) * (up * up_multiplier)).to(gl.bfloat16)
+            gate, up = limited(gate * gate_multiplier, up * up_multiplier, LIMIT)
+            h = (gate / (1.0 + gl.exp(-gate)) * up).to(gl.bfloat16)
             channel = gl.arange(0, 16, gl.SliceLayout(1, LO))
             column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LO)) + base
             to = gl.convert_layout(rows, gl.SliceLayout(0, LO))

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from dgpp_core.ops.kernels.dense_nvfp4 import DECODE_CODES, DECODE_SCALES
-from dgpp_core.ops.kernels.fragments import bf16_pairs, log2
+from dgpp_core.ops.kernels.fragments import bf16_pairs, limited, log2
 
 CHUNK = gl.constexpr(64)
 
@@ -208,13 +208,25 @@ def gathered_pointers(
 
 @gluon.jit
 def store_gated(
-    hp, order, first, count, tile, y, gate_scale, up_scale, WIDTH: gl.constexpr, W: gl.constexpr, BN: gl.constexpr
+    hp,
+    order,
+    first,
+    count,
+    tile,
+    y,
+    gate_scale,
+    up_scale,
+    WIDTH: gl.constexpr,
+    W: gl.constexpr,
+    BN: gl.constexpr,
+    LIMIT: gl.constexpr,
 ):
     """silu(gate) * up of 16 W channels to h in fragment order, rounded once."""
     gate, up = gl.split(y.reshape([2, 16 * W, BN]).permute([1, 2, 0]))
     channel = gl.arange(0, 16 * W, gl.SliceLayout(1, gate.type.layout)) // 16
-    gate = gate * gl.load(gate_scale + channel)[:, None]
-    h = (gate / (1.0 + gl.exp(-gate)) * (up * gl.load(up_scale + channel)[:, None])).to(gl.bfloat16)
+    gate, up = gate * gl.load(gate_scale + channel)[:, None], up * gl.load(up_scale + channel)[:, None]
+    gate, up = limited(gate, up, LIMIT)
+    h = (gate / (1.0 + gl.exp(-gate)) * up).to(gl.bfloat16)
     h = h.reshape([W // 4, 4, 4, 2, 2, BN]).permute([5, 0, 2, 3, 1, 4]).reshape([BN, 16 * W])  # n c j h q i
     L: gl.constexpr = gl.BlockedLayout([1, 8], [16 // W, 2 * W], [W, 1], [1, 0])
     h = gl.convert_layout(h, L)
@@ -257,6 +269,7 @@ def grouped_experts(
     GATED: gl.constexpr,
     WGMMA: gl.constexpr,
     FENCE: gl.constexpr,
+    LIMIT: gl.constexpr,
 ):
     """Tile program_id(1) of picks times row tiles of its expert.
 
@@ -267,6 +280,7 @@ def grouped_experts(
         order: int32, picks by expert; tiles: int32 ``[T, 3]`` expert (-1: none), first place in ``order``, picks.
         picks: of routed experts; later ones are of the shared expert, one a row.
         FENCE: order the copies, of the generic proxy, before `wgmma` reads them, as PTX's memory model asks.
+        LIMIT: as in `limited`.
     """
     tile = gl.program_id(0)
     expert = gl.load(tiles + gl.program_id(1) * 3)
@@ -283,7 +297,7 @@ def grouped_experts(
         x = gathered_pointers(xp, order, first, count, picks, K, TOPK if GATED else 0, W, BN)
         y = grouped_product(codes, scales, x, K, W, L, BN, STAGES, WGMMA, FENCE)
         if GATED:
-            store_gated(out, order, first, count, tile, y, scale, scale + STEP, N // 2, W, BN)
+            store_gated(out, order, first, count, tile, y, scale, scale + STEP, N // 2, W, BN, LIMIT)
         else:
             store_outputs(out, order, first, count, tile, y, scale, N, W, BN)
 

@@ -51,6 +51,7 @@ def run(
     gated: bool,
     tile: int,
     wgmma: bool,
+    limit: float | None = None,
 ) -> None:
     """Fill ``out`` with one product of all picks; arguments as in `grouped_experts`, ``shape`` of an expert's weight.
 
@@ -65,16 +66,18 @@ def run(
             expected=f"fewer than {2**31}",
             hint="prefill in smaller chunks",
         )
-    meta = grouped_meta(shape, top_k, gated, tile, wgmma)
+    meta = grouped_meta(shape, top_k, gated, tile, wgmma, limit)
     grid = (shape[0] // (32 * meta["W"]), tables.tiles.shape[0])
     grouped_experts[grid](*weights, x, out, tables.order, tables.tiles, picks, **meta)
 
 
-def grouped_meta(shape: tuple[int, int], top_k: int, gated: bool, tile: int, wgmma: bool) -> dict[str, Any]:
+def grouped_meta(
+    shape: tuple[int, int], top_k: int, gated: bool, tile: int, wgmma: bool, limit: float | None = None
+) -> dict[str, Any]:
     """Compile-time arguments of `grouped_experts`; shared memory holds 8 stages where `wgmma` is, 4 elsewhere."""
     stages = 8 if wgmma else 4
     options = {"N": shape[0], "K": shape[1], "TOPK": top_k, "W": WARPS, "BN": tile, "STAGES": stages}
-    return {**options, "GATED": gated, "WGMMA": wgmma, "FENCE": wgmma, "num_warps": WARPS}
+    return {**options, "GATED": gated, "WGMMA": wgmma, "FENCE": wgmma, "LIMIT": limit or 0.0, "num_warps": WARPS}
 
 
 def _order_meta(width: int) -> dict[str, Any]:
@@ -95,4 +98,7 @@ def compile_cases() -> list[CompileCase]:
                     name = f"grouped experts {what} {'wgmma' if wgmma else 'mma'}"
                     meta = grouped_meta(shape, 8, gated, tile, wgmma)
                     cases.append(CompileCase(name, grouped_experts, args, meta, targets=(target,)))
+        args, meta = (i32, i32, f32, bf16, bf16, i32, i32, 7), grouped_meta((1024, 4096), 8, True, 32, wgmma, 10.0)
+        name = f"grouped experts 1024x4096 with a limit, {'wgmma' if wgmma else 'mma'}"
+        cases.append(CompileCase(name, grouped_experts, args, meta, targets=(target,)))
     return cases

@@ -194,6 +194,14 @@ def activation_operand(x, W: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
+def limited(gate, up, LIMIT: gl.constexpr):
+    """No gate above LIMIT and no up beyond it on either side; 0 is no limit."""
+    if LIMIT > 0:
+        gate, up = gl.minimum(gate, LIMIT), gl.minimum(gl.maximum(up, -LIMIT), LIMIT)
+    return gate, up
+
+
+@gluon.jit
 def swiglu(y, R: gl.constexpr, COLUMNS: gl.constexpr):
     """``[16 R, COLUMNS]`` of gate tiles then up tiles to ``silu(gate) up`` ``[8 R, COLUMNS]``."""
     gate, up = gl.split(y.reshape([2, R * 8, COLUMNS]).permute([1, 2, 0]))
