@@ -223,7 +223,9 @@ def _exchange(address: tuple[str, int], parts: list[bytes], whole: bool, rng: ra
             sock.shutdown(socket.SHUT_WR)
             while more := sock.recv(1 << 16):
                 answer += more
-        except (ConnectionResetError, BrokenPipeError):
+        except TimeoutError:
+            raise
+        except OSError:  # the service has ended the connection: what it said before counts
             pass
     statuses = [int(line[9:12]) for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
     assert all(status < 500 for status in statuses), (parts, answer[:2000])
