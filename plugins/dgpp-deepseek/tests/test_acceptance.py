@@ -67,7 +67,7 @@ def replies(model: LoadedModel, folder: Path, depth: int) -> tuple[list[list[int
     speculation: dict[str, Any] = {"mtp": depth > 0, "mtp_depth": max(depth, 1)}
     settings = EngineSettings(max_concurrency=4, kv_capacity=1024, block_tokens=16, **speculation)
     world, source = World.from_checkpoint(model, folder, settings), torch.Generator().manual_seed(6)
-    requests = [world.submit(torch.randint(512, (n,), generator=source).tolist(), 24) for n in LENGTHS]
+    requests = [world.submit(torch.randint(512, (n,), generator=source).tolist(), 17) for n in LENGTHS]
     found = world.run()
     return [found[request].tokens for request in requests], world
 
@@ -79,5 +79,5 @@ def test_replies_are_the_same_however_many_drafts_stand(folder: Path, depth: int
     drafted, world = replies(knowing(wrong), folder, depth)
     assert drafted == plain
     stats = world.scheduler.stats()
-    assert stats.draft_accepted > 15
+    assert stats.draft_accepted > 10
     assert (stats.draft_accepted == stats.draft_tokens) == (wrong == 4096)
