@@ -27,7 +27,7 @@ class TestFlash(ModelConformance):
 
     model = "glm53-flash"
     template = TEMPLATES / "GLM-5.3-Flash.jinja"
-    reply_tokens = 4
+    reply_tokens = 3
     worlds = (1, 2, 4)
 
     @classmethod

@@ -251,7 +251,8 @@ def test_logits_in_prefill_and_the_same_bits_otherwise(release: Release, fmt: st
     plain = reference.Plain(pair.views, json.loads((folder / "config.json").read_text()))
     exact = plain.logits(plain.hidden(TOKENS))
     assert ((logits - exact).abs().max() / exact.abs().max()).item() <= 1e-5
-    assert all(torch.equal(forward(world(folder), ways)[1], logits) for ways in ([1] * 75, [2, 38, 16, 1, 1, 17]))
+    ways = [[2, 38, 16, 1, 1, 17], *[[1] * 75] * (fmt == "bf16")]
+    assert all(torch.equal(forward(world(folder), counts)[1], logits) for counts in ways)
 
 
 @torch.inference_mode()
@@ -318,14 +319,14 @@ def test_the_draft_layer_and_its_chain(release: Release, fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_greedy_replies_are_those_of_the_class(release: Release, fmt: str) -> None:
-    """Drafted or not, and on several ranks, which cut scale blocks and groups."""
+    """Undrafted, and drafted on several ranks, which cut scale blocks and groups; dense ones are the kit's."""
     pair, folder = release(fmt)
     ids = TOKENS[:33]
     for _ in range(6):
         ids = [*ids, int(pair.head(pair.run(ids)[1][-1]).argmax())]
     assert world(folder, mtp=False, mtp_depth=1).reply(TOKENS[:33], 6).tokens == ids[33:]
     loaded = load_plugins(environ={}).model("glm53-flash")
-    for ranks in (2, 4):
+    for ranks in () if fmt == "bf16" else (2, 4):
         assert TensorParallelWorld.load(loaded, folder, SETTINGS, ranks).reply(TOKENS[:33], 6).tokens == ids[33:]
 
 
