@@ -70,8 +70,9 @@ class Leader:
 
     @property
     def undecided(self) -> tuple[int, ...]:
-        """Ranks that have not voted."""
-        return tuple(rank for rank in self.ranks if rank not in self._votes)
+        """Ranks that have not voted for what rank 0 proposed: with one that votes otherwise, nothing is served."""
+        votes, terms = self._votes, self._terms
+        return tuple(rank for rank in self.ranks if rank not in votes or votes[rank].terms != terms)
 
     @property
     def staying(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The loop of rank 0: the front end's messages in, one step of scheduler and engine each turn, replies out.
 
-`Rank.step` is a turn and touches nothing but its arguments; `Rank.run` is the loop around it that waits.
+`Rank.step` touches nothing but its arguments; `Rank.turn` waits for what to give it, and `Rank.run` goes on with that.
 """
 
 from __future__ import annotations
@@ -130,15 +130,29 @@ class Rank:
         """Whether nothing is queued, running or in flight, and no grammar is waited for."""
         return self._stepper.idle and not self._compiling
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do though no message comes."""
+        return not self._stepper.idle
+
+    @property
+    def over(self) -> bool:
+        """Whether `Shutdown` came, and the last request has ended."""
+        return self._draining and self.idle
+
     def run(self) -> None:
-        """Until `Shutdown` and the last request's end; raises what the engine raises."""
-        while not (self._draining and self.idle):
-            self._busy = not self._stepper.idle
-            self._pulse.turn("waiting")
-            messages = self._channel.drain(0 if self._busy else IDLE_WAIT)
-            self._pulse.turn("working")
-            if messages or self._busy:
-                self.step(messages)
+        """Until it is over; raises what the engine raises."""
+        while not self.over:
+            self.turn()
+
+    def turn(self) -> None:
+        """Take what has come, waiting for it where there is nothing else to do, and a step if there is one to take."""
+        self._busy = self.busy
+        self._pulse.turn("waiting")
+        messages = self._channel.drain(0 if self._busy else IDLE_WAIT)
+        self._pulse.turn("working")
+        if messages or self._busy:
+            self.step(messages)
 
     def beat(self) -> Beat:
         """What the heartbeat thread sends."""

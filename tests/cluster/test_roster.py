@@ -85,6 +85,7 @@ def test_another_vote_is_named_whoever_votes_first(leader: Leader, field: str, f
     assert fault is not None
     assert "rank 2" in fault.error.where
     assert field in fault.error.what
+    assert leader.undecided == (2,), "the world does not serve until the fault ends it"
 
 
 def test_a_rank_that_is_silent_while_it_loads_is_lost_after_a_minute(leader: Leader) -> None:
