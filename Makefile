@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 18080
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 STAMP := $(VENV)/.installed
 PROJECTS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
@@ -25,7 +26,8 @@ serve: venv ## serve SmolLM2-135M-Instruct on 127.0.0.1:18080
 	$(BIN)/dgpp serve --plugin smollm2 --port $(PORT)
 
 test: venv check ## lint, types, import rules and the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 check: lint types imports ## lint, types, import rules
 
