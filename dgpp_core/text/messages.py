@@ -117,6 +117,10 @@ def _lists_objects(content: Any) -> bool:
     )
 
 
+CUT_OFF = "arguments"
+"""The argument that holds a call's arguments where they are no JSON object."""
+
+
 def _is_refusal(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "refusal"
 
@@ -155,13 +159,19 @@ def _call(call: Any, path: str) -> dict[str, Any]:
 
 
 def _arguments(value: Any, path: str) -> dict[str, Any]:
+    """The arguments as an object.
+
+    A text that is none is the one argument `CUT_OFF`: a client sends back what it got, and the token limit may have cut
+    a call off. Refused, every later turn of its conversation would be.
+    """
     if value is None or value == "":
         return {}
     if isinstance(value, str):
         try:
-            value = json.loads(value, parse_float=_number, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
-            raise _wrong(path, f"must hold one JSON object; found {type(error).__name__}: {error}") from error
+            found = json.loads(value, parse_float=_number, parse_constant=_no_constant)
+        except (ValueError, RecursionError):
+            found = None
+        return found if isinstance(found, dict) else {CUT_OFF: value}
     return dict(_expect(value, Mapping, path, "an object, or a string that holds one JSON object"))
 
 

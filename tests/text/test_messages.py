@@ -137,7 +137,13 @@ def test_what_is_wrong_is_named_by_its_path(message: Any, path: str) -> None:
     assert caught.value.what.startswith(f"messages[1]{path} ")
 
 
-@pytest.mark.parametrize("value", [" ", "[1]", "1", "{", '{"a": NaN}', '{"a": 1} x', [1], 5, '{"a":' * 100_000])
+@pytest.mark.parametrize("value", [" ", "[1]", "1", "{", '{"a": NaN}', '{"a": 1} x', '{"a":' * 100_000])
+def test_arguments_that_were_cut_off_are_kept_as_text(value: str) -> None:
+    found = one(assistant(call(function={"name": "f", "arguments": value})))
+    assert found["tool_calls"][0]["function"]["arguments"] == {"arguments": value}
+
+
+@pytest.mark.parametrize("value", [[1], 5, True])
 def test_arguments_that_are_no_object(value: Any) -> None:
     with pytest.raises(RequestError) as caught:
         one(assistant(call(function={"name": "f", "arguments": value})))
