@@ -144,7 +144,7 @@ def _default(field: inspect.Field) -> str:
 def _documented(kind: type[Struct]) -> dict[str, str]:
     """Texts by key of a docstring's ``key, key: text`` entries."""
     found: dict[str, str] = {}
-    for names, text in re.findall(r"^ {8}([a-z_]+(?:, [a-z_]+)*): (.+)$", kind.__doc__ or "", re.MULTILINE):
+    for names, text in re.findall(r"^ {8}([a-z0-9_]+(?:, [a-z0-9_]+)*): (.+)$", kind.__doc__ or "", re.MULTILINE):
         found |= dict.fromkeys(names.split(", "), _plain(text))
     return found
 

@@ -59,6 +59,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         draft_depth: the most tokens its drafter proposes a step; 0 without a drafter.
         quantised: by weight format, the ``quantization_config`` that says so in a config.json of the full model;
             what ``synth --format`` writes there.
+        releases: by Hugging Face repository, the weight format of its checkpoint, which is one of ``quantised``. A
+            deployment that names one is matched with the model, and planned before its checkpoint is there.
     """
 
     name: str
@@ -72,6 +74,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     package: PackagedCheckpoint | None = None
     draft_depth: int = 0
     quantised: Mapping[str, Mapping[str, Any]] = {}
+    releases: Mapping[str, str] = {}
+
+    def config_of(self, repository: str) -> Mapping[str, Any] | None:
+        """The config.json of a repository of this model, without fetching it; None of one that it does not name."""
+        if (form := self.releases.get(repository)) is not None:
+            return {**self.full_config, "quantization_config": self.quantised[form]}
+        return self.full_config if repository == self.repository else None
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,9 @@ Examples:
   dgpp plan --plugin smollm2 --max-concurrency 64 --kv-capacity 262144
   dgpp plan --plugin smollm2 --device cuda --available 128000000000   # a machine that is not here
   dgpp plan --config smollm2.json --json
+  dgpp plan --config deploy/cluster_glm-4.7_nvfp4_w4.example.json --device cuda --available 124554051584
+
+A deployment of several ranks is planned for one of them, wherever they will run.
 
 Exit code 1 where the plan does not fit. Nothing is loaded or allocated: config.json is enough.
 """
@@ -35,7 +38,7 @@ def command(
 ) -> None:  # fmt: skip
     """Print the memory plan of a model; exit 1 when it does not fit."""
     host = load_plugins(environ=os.environ)
-    chosen = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, **flags)
+    chosen = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, anywhere=True, **flags)
     warn_of_idle_keys(chosen.resolved)
     plan = plan_of(chosen, available)
     if as_json:

@@ -41,15 +41,20 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 def choose(
     host: PluginHost, environ: Mapping[str, str], /, *, plugin: str | None, config: Path | None,
-    checkpoint: str | None, **flags: object,
+    checkpoint: str | None, anywhere: bool = False, **flags: object,
 ) -> Chosen:  # fmt: skip
     """Merge deployment file, site and flags, and find the model.
+
+    Args:
+        anywhere: the ranks of the deployment need not have nodes in the site.
 
     Raises:
         ConfigError: nothing names a model, or a file or flag is wrong.
         PluginError: no plugin serves it.
     """
-    resolved, site = settle(host, environ, plugin=plugin, config=config, checkpoint=checkpoint, **flags)
+    resolved, site = settle(
+        host, environ, plugin=plugin, config=config, checkpoint=checkpoint, anywhere=anywhere, **flags
+    )
     hub = _hub(site)
     model = host.model(resolved.plugin) if resolved.plugin else _model_of(host, resolved, hub)
     source = resolved.checkpoint or (resolved.model if resolved.model != model.spec.repository else None)
@@ -58,9 +63,9 @@ def choose(
 
 def settle(
     host: PluginHost, environ: Mapping[str, str], /, *, plugin: str | None, config: Path | None,
-    checkpoint: str | None, **flags: object,
+    checkpoint: str | None, anywhere: bool = False, **flags: object,
 ) -> tuple[Resolved, Site]:  # fmt: skip
-    """The configuration alone; a deployment file is not matched with a plugin."""
+    """The configuration alone; a deployment file is not matched with a plugin. ``anywhere``: as of `choose`."""
     site = read_site(None, environ)
     if config is None and plugin is None and checkpoint is None and site.cluster_config:
         config = Path(site.cluster_config)
@@ -79,6 +84,8 @@ def settle(
             expected="--plugin NAME, --config FILE or --checkpoint DIR",
             hint=f"the installed models are {names}" if names else "no model is installed: see `dgpp plugins list`",
         )
+    if anywhere and flags.get("world") is None:
+        flags["world"] = deployment.world_size
     return resolve(deployment, site, {**flags, "plugin": plugin, "checkpoint": checkpoint}), site
 
 
@@ -112,25 +119,33 @@ def _by_checkpoint(host: PluginHost, source: str, hub: Path | None) -> LoadedMod
 
 def checkpoint_folder(source: str, hub: Path | None) -> Path:
     """``source`` itself where it is a folder, else its snapshot in the Hugging Face cache; never the network."""
-    if (folder := Path(source).expanduser()).is_dir():
-        return folder
-    from dgpp_core.checkpoint.hub import from_cache
-
-    cached = from_cache(source, hub) if source.count("/") == 1 else None
-    if cached is None:
+    found = _find_folder(source, hub)
+    if found is None:
         raise CheckpointError(
             "the checkpoint is neither a folder nor in the Hugging Face cache",
             where=source,
             hint="name the model with --plugin, or fetch the checkpoint first",
         )
-    return cached
+    return found
+
+
+def _find_folder(source: str, hub: Path | None) -> Path | None:
+    if (folder := Path(source).expanduser()).is_dir():
+        return folder
+    from dgpp_core.checkpoint.hub import from_cache
+
+    return from_cache(source, hub) if source.count("/") == 1 else None
 
 
 def model_config(chosen: Chosen) -> ModelConfig:
-    """The config of what would be served: the checkpoint's, or the model's own where its default is served."""
-    if chosen.source is None:
-        return chosen.model.read_config(chosen.model.spec.full_config)
-    return _config_in(checkpoint_folder(chosen.source, chosen.hub), chosen.model)
+    """The config of what would be served: the checkpoint's, or what the model knows of it where it is not there."""
+    model, source = chosen.model, chosen.source
+    if source is None:
+        return model.read_config(model.spec.full_config)
+    known = model.spec.config_of(source)
+    if known is not None and _find_folder(source, chosen.hub) is None:
+        return model.read_config(known)
+    return _config_in(checkpoint_folder(source, chosen.hub), model)
 
 
 def _config_in(folder: Path, model: LoadedModel) -> ModelConfig:

@@ -100,7 +100,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         mtp_schedule: verify as many drafts as pay, by how many stood lately and what a step and a row of it cost.
         sampling_candidates: candidates kept by the sampler's first pass.
         prefill: whether all rows of a prompt go through every layer, for families that can do with less.
-        ngram_table, dense_weights, fp8_head, bf16_weights: forms that single families offer.
+        bf16_weights: on a GPU, keep BF16 matrices as they are or in 12 bits a weight, without loss.
+        ngram_table, dense_weights, fp8_head: forms that single families offer.
         rope_scaling: YaRN, for families that take it.
         bulk_pace_gbps, bulk_inflight, rendezvous_timeout_ms: transport between ranks.
     """
@@ -190,7 +191,7 @@ IDLE_KEYS = (
     "admission_gather_ms", "stats_interval_s",
     "embed_sharding", "mtp_schedule_lambda", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "ngram_table", "dense_weights", "fp8_head",
-    "bf16_weights", "bulk_pace_gbps", "bulk_inflight",
+    "bulk_pace_gbps", "bulk_inflight",
 )  # fmt: skip
 """Keys that are read and checked, and that nothing in this version acts on."""
 

@@ -97,6 +97,8 @@ class PluginHooks:
     def _check_spec(self, spec: ModelSpec) -> None:
         data = {name: getattr(spec, name) for name, _ in _DATA}
         self.convert(data, _SpecData, "dgpp_models", f"the fields of ModelSpec (model {spec.name!r})")
+        if unknown := set(spec.releases.values()) - set(spec.quantised):
+            self.refuse("dgpp_models", f"releases in {', '.join(sorted(unknown))}", "weight formats of `quantised`")
         if not callable(spec.read_config):
             self.refuse("dgpp_models", f"read_config = {spec.read_config!r}", "a function of config.json")
 

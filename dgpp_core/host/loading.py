@@ -81,8 +81,8 @@ class PluginHost:
         )
 
     def find_repository(self, repository: str) -> LoadedModel | None:
-        """The one model whose default repository is ``repository``."""
-        found = [m for m in self._models.values() if m.spec.repository == repository]
+        """The one model that has ``repository`` as its default or as a release."""
+        found = [m for m in self._models.values() if m.spec.config_of(repository) is not None]
         return found[0] if len(found) == 1 else None
 
     def hooks(self, hook: str) -> tuple[PluginHooks, ...]:

@@ -181,7 +181,7 @@ def test_every_option_reaches_its_setting(kind: type, section: str, name: str) -
 
 
 def test_every_setting_that_acts_has_an_option() -> None:
-    without = {"mtp", "rope_scaling", *IDLE_KEYS}  # mtp is --no-mtp; the others act on nothing yet
+    without = {"mtp", "file_inputs", "rope_scaling", *IDLE_KEYS}  # --no-mtp, an object, and what acts on nothing yet
     assert {*CAPACITY, *SERVICE} == {*EngineSettings.__struct_fields__} - without
 
 
@@ -203,8 +203,8 @@ def test_flags_go_before_the_file_and_the_file_before_the_site(tmp_path: Path, m
 
 
 def test_a_key_that_acts_on_nothing_is_named(tmp_path: Path) -> None:
-    file = deployment(tmp_path / "d.json", model="a/b", engine={"prefill": "exact"})
-    assert run("resolve", "--config", file).stderr == "warning: engine.prefill has no effect in this version\n"
+    file = deployment(tmp_path / "d.json", model="a/b", engine={"ngram_table": "mmap"})
+    assert run("resolve", "--config", file).stderr == "warning: engine.ngram_table has no effect in this version\n"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ from dgpp_core.host.loading import PluginHost, Problem, load_plugins
 Edit = Callable[[str, str], str]
 
 
+Edit = Callable[[str, str], str]
+
+
 def load(shelf: Any, setting: str = "") -> PluginHost:
     return load_plugins(environ={"DGPP_PLUGINS": setting}, entry_points=shelf.entry_points)
 
@@ -166,3 +169,20 @@ def test_a_model_is_found_by_architecture_and_by_repository(shelf: Any) -> None:
     with pytest.raises(PluginError) as caught:
         host.find_architecture(["AlphaForCausalLM", "BetaForCausalLM"])
     assert caught.value.found == "alpha, beta"
+
+
+RELEASES = 'quantised={"q8": {"bits": 8}}, releases={"else/alpha-q8": "q8"}, repository="test/"'
+
+
+def test_a_release_is_found_by_its_repository_and_its_config_is_known(shelf: Any, edited: Edit) -> None:
+    shelf.add("alpha", edited('repository="test/"', RELEASES).replace("MODEL", "alpha"))
+    found = load(shelf).find_repository("else/alpha-q8")
+    assert found is not None
+    assert found.spec.config_of("else/alpha-q8") == {"vocab_size": 16, "quantization_config": {"bits": 8}}
+    assert found.spec.config_of("test/alpha") == {"vocab_size": 16}
+    assert found.spec.config_of("else/alpha") is None
+
+
+def test_a_release_in_a_format_that_the_model_lacks_is_refused(shelf: Any, edited: Edit) -> None:
+    shelf.add("alpha", edited('repository="test/"', RELEASES.replace('"q8"}', '"q4"}')).replace("MODEL", "alpha"))
+    assert "releases in q4" in only(load(shelf)).found

@@ -81,5 +81,6 @@ SPECS = (
         formats=("bf16", *QUANTISED),
         draft_depth=5,
         quantised=QUANTISED,
+        releases={"unsloth/GLM-5.3-Flash-FP8": "fp8", "HawkBearPig/GLM-5.3-Flash-NVFP4-FP8": "hybrid"},
     ),
 )

@@ -81,5 +81,6 @@ SPECS = (
         formats=("bf16", *QUANTISED),
         draft_depth=4,
         quantised=QUANTISED,
+        releases={"Qwen/Qwen3.8-Flash-Next-FP8": "fp8", "nvidia/Qwen3.8-Flash-Next-NVFP4": "nvfp4"},
     ),
 )
