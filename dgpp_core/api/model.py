@@ -109,6 +109,13 @@ class Bus(Protocol):
         """Wait on the host until every rank is here."""
         ...
 
+    def check(self) -> None:
+        """Raise `EngineError` if a collective has failed, be it in a kernel: what it should have written is undefined.
+
+        Does not wait. Call it when a result has been read from the device, and before it is used.
+        """
+        ...
+
 
 class Weights(Protocol):
     """The checkpoint as the model takes it: cut for this rank, in stored or widened form.

@@ -70,6 +70,11 @@ class DistributedBus:
             what = "the ranks issued different collectives on their devices"
             raise self._give_up(EngineError(what, where=where, found="another digest than rank 0's"))
 
+    def check(self) -> None:
+        """Raise `EngineError` if a collective has failed on this rank's host; those of NCCL end the process."""
+        if self._fault is not None:
+            raise another(self._fault)
+
     def close(self, reason: str = "") -> None:
         """Leave the world; with a ``reason``, the others are told it when they miss this rank.
 
@@ -93,8 +98,7 @@ class DistributedBus:
 
     def _gather(self, operation: str, part: Tensor, dim: int = 0) -> list[Tensor]:
         """Every rank's part, of ``part``'s shape and dtype, in order of rank."""
-        if self._fault is not None:
-            raise another(self._fault)
+        self.check()
         call = Call.of(self._issued, operation, part, dim)
         self._issued += 1
         raw = part.contiguous().view(-1).view(torch.uint8)

@@ -94,6 +94,11 @@ class LoopbackWorld:
                 self._require_intact()
         return [meeting.parts[rank] for rank in range(self.world)]
 
+    def check(self) -> None:
+        """Raise `EngineError` if a rank has failed, or the ranks did not agree."""
+        with self._changed:
+            self._require_intact()
+
     def _work(self, work: Callable[[LoopbackBus], T], bus: LoopbackBus) -> T:
         try:
             result = work(bus)
@@ -176,6 +181,10 @@ class LoopbackBus:
     def barrier(self) -> None:
         """Wait for every rank; raises as `LoopbackWorld.meet`."""
         self._meet("barrier", torch.empty(0, dtype=torch.uint8))
+
+    def check(self) -> None:
+        """Raise `EngineError` if the world was given up."""
+        self._place.check()
 
     def _meet(self, operation: str, part: Tensor, dim: int = 0) -> list[Tensor]:
         call = Call.of(self._issued, operation, part, dim)

@@ -87,14 +87,24 @@ class WatchedBus:
         with self._call("barrier"):
             self._bus.barrier()
 
+    def check(self) -> None:
+        """As the bus does; a failure counts as a collective's."""
+        with self._noted():
+            self._bus.check()
+
     @contextmanager
     def _call(self, what: str) -> Iterator[None]:
         pulse = self._pulse
         before = pulse.sign.phase
         pulse.turn("collective", f"collective {pulse.sign.collectives}, {what}")
+        with self._noted():
+            yield
+        pulse.turn(before)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            pulse.broken = True
+            self._pulse.broken = True
             raise
-        pulse.turn(before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
@@ -56,6 +56,8 @@ class Engine:
         vocab_size: rows of the output head.
         drafter: proposes ``depth`` tokens a step, or None.
         depth: rows beyond the first that a decode step verifies; 0 without a drafter.
+        check: `Bus.check` of the model's bus. It is asked when results have been read and before they are used: a
+            kernel that gave up on another rank leaves behind whatever was there.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Engine:
         vocab_size: int,
         depth: int,
         device: torch.device,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.model, self.drafter, self.depth = model, drafter, depth if drafter else 0
         self.geometry, self.device, self.vocab_size = geometry, device, vocab_size
@@ -82,6 +85,7 @@ class Engine:
         self._places: Places | None = None
         self.slots: dict[int, SlotInfo] = {}
         self._unread: deque[Pending] = deque()
+        self._check = check
 
     def _device_samples(self) -> bool:
         """Whether sampled tokens can be picked on the GPU as the host would pick them."""
@@ -159,7 +163,7 @@ class Engine:
         """Run one tick's operations in order and wait for what they commit.
 
         Raises:
-            EngineError: an operation breaks its contract, or a row has no finite logit.
+            EngineError: an operation breaks its contract, a row has no finite logit, or a collective has failed.
         """
         return self.launch(tick, operations).wait()
 
@@ -170,7 +174,7 @@ class Engine:
         The host waits for those first where it has to pick a token itself: it needs to know what came before.
 
         Raises:
-            EngineError: an operation breaks its contract, or a row that had to be read has no finite logit.
+            EngineError: an operation breaks its contract, or, where results had to be read, as `Pending.wait`.
         """
         parts: list[Part] = []
         for kind, run in groupby(operations, type):
@@ -198,7 +202,9 @@ class Engine:
 
     def _read(self, part: Part) -> Iterator[SlotResult]:
         """What a part committed; the bounds of its requests become exact by it."""
-        for at, (info, row) in enumerate(zip(part.requests, part.download.values(), strict=True)):
+        rows = part.download.values()
+        self._check()
+        for at, (info, row) in enumerate(zip(part.requests, rows, strict=True)):
             *picked, accepted, fault, length = row
             if fault < part.width:
                 raise EngineError(
@@ -315,7 +321,7 @@ class Engine:
             self._settle()
             held = [info.slot for info in infos]
             masks = self.constraints.look(held).masks()
-            picks = self.sampler.pick(logits, held, [info.bound for info in infos], masks=masks)
+            picks = self._pick(logits, held, [info.bound for info in infos], masks=masks)
             tokens, logprobs = picks.tokens, picks.logprobs
         elif "device" in modes:
             self.program.sample(logits, tokens, slots, self.registers.lengths[slots] - 1)
@@ -358,7 +364,22 @@ class Engine:
         slots = [info.slot for info in infos for _ in range(width)]
         positions = [info.bound + 1 + row for info in infos for row in range(width)]
         assumed = [row[:i] for row in step.drafts.tolist() for i in range(width)] if width > 1 else None
-        return self.sampler.pick(step.logits, slots, positions, assumed, masks=look.masks() if look else None)
+        return self._pick(step.logits, slots, positions, assumed, masks=look.masks() if look else None)
+
+    def _pick(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        assumed: Sequence[Sequence[int]] | None = None,
+        *,
+        masks: Sequence[Tensor | None] | None,
+    ) -> Picks:
+        """The host's picks; where a collective has failed that is the error, whatever the rows look like."""
+        try:
+            return self.sampler.pick(logits, slots, positions, assumed, masks=masks)
+        finally:
+            self._check()
 
     def _check_rows(self, info: SlotInfo, end: int) -> None:
         covered = info.blocks * self.geometry.block_tokens

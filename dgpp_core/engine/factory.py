@@ -159,6 +159,7 @@ def build_engine(
             vocab_size=prepared.config.vocab_size,
             depth=depth,
             device=device,
+            check=bus.check,
         )
         if prepared.vision is not None:
             engine.offer_sight(prepared.vision)

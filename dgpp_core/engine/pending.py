@@ -66,7 +66,7 @@ class Pending:
         """What the tick committed; waits for the device.
 
         Raises:
-            EngineError: a row of this tick or of one before it has no finite logit.
+            EngineError: a row of this tick or of one before it has no finite logit, or a collective has failed.
         """
         if self.result is None:
             self._settle(self)
