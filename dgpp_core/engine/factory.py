@@ -96,13 +96,15 @@ def prepare_config(
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device ``name``; ``auto`` is the first CUDA device, or the CPU.
+    """The torch device ``name``, a CUDA device with its index, as torch's own functions want it.
+
+    ``auto`` is the first CUDA device, or the CPU; ``cuda`` is the first one too.
 
     Raises:
         ConfigError: another kind of device, or one that is not there.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ConfigError("unknown device", where="--device", found=name, expected="auto, cpu, cuda or cuda:N")
     kind, _, number = name.partition(":")
@@ -111,7 +113,7 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError("no CUDA device is available", where="--device", found=name, hint="use --device cpu")
     if number and int(number) >= count:
         raise ConfigError("no such CUDA device", where="--device", found=name, expected=f"cuda:0 to cuda:{count - 1}")
-    return torch.device(name)
+    return torch.device("cuda", int(number or 0)) if kind == "cuda" else torch.device("cpu")
 
 
 class ClosableWeights(Weights, Protocol):
