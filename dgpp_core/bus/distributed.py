@@ -75,6 +75,14 @@ class DistributedBus:
         if self._fault is not None:
             raise another(self._fault)
 
+    def abort(self, reason: str) -> None:
+        """Whoever watches the ranks has given the world up: every collective that is begun from now on raises.
+
+        From any thread; does not wait. What waits in the library stays there until the process ends, and the others are
+        not told: the store may be that of a rank that does not answer.
+        """
+        self._fault = self._fault or EngineError("the world was given up", where=f"rank {self.rank}", found=reason)
+
     def close(self, reason: str = "") -> None:
         """Leave the world; with a ``reason``, the others are told it when they miss this rank.
 

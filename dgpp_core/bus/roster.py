@@ -106,6 +106,12 @@ class Roster:
         """Tell the others that this rank gave up, and why."""
         self._tell(Gone(self.rank, reason))
 
+    def give_up(self, fault: EngineError) -> None:
+        """Nobody is to be waited for any more, and the others are told. From any thread; an earlier fault stays."""
+        self._fault = self._fault or fault
+        self._tell(Gone(self.rank, fault.line()))
+        self._changed()
+
     def close(self, linger: float = 0.0) -> None:
         """Leave; without a word before, the others learn that this rank's work was done.
 

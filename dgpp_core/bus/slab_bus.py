@@ -113,12 +113,19 @@ class SlabBus:
 
     def check(self) -> None:
         """Raise `EngineError` if a collective failed, be it in a kernel, or another rank did. Takes no time."""
+        if self._fault is None and (fault := self._roster.fault()):
+            self._fault = fault  # also where a kernel gave up because of it
         if self._fault is None and self._device is not None and (fault := self._device.fault()):
             self._give_up(fault)
-        if self._fault is None and (fault := self._roster.fault()):
-            self._fault = fault
         if self._fault is not None:
             raise another(self._fault)
+
+    def abort(self, reason: str) -> None:
+        """Whoever watches the ranks has given the world up: what waits leaves at once, kernels too, on every rank.
+
+        From any thread; does not wait. Every rank raises from then on and names the ``reason``.
+        """
+        self._roster.give_up(EngineError("the world was given up", where=f"rank {self.rank}", found=reason))
 
     def close(self, reason: str = "") -> None:
         """Leave the world; with a ``reason``, the others are told it. What was sent still arrives."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -130,9 +131,7 @@ def battery(bus: Bus, device: str = "cpu") -> list[bytes]:
 
 def replies(folder: Path, device: str, static: bool | None, bus: Bus) -> list[Reply]:
     """Four requests of different lengths, two of them seeded, served at once by a model that the ranks share."""
-    model = load_plugins(environ={}).model("smollm2")
-    place = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
-    world = World.from_checkpoint(model, folder, SETTINGS, device=place, bus=bus, static=static)
+    world = _world(folder, device, static, bus)
     for number, length in enumerate((50, 3, 17, 32)):
         tokens = [(7 * i + number) % 512 for i in range(length)]
         params = SamplingParams(temperature=0.8, top_p=0.9, seed=number) if number % 2 else GREEDY
@@ -140,7 +139,32 @@ def replies(folder: Path, device: str, static: bool | None, bus: Bus) -> list[Re
     return [world.run()[request] for request in range(4)]
 
 
-def rank_1_dies(bus: DistributedBus) -> tuple[float, str, str]:
+def _world(folder: Path, device: str, static: bool | None, bus: Bus) -> World:
+    model = load_plugins(environ={}).model("smollm2")
+    place = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
+    return World.from_checkpoint(model, folder, SETTINGS, device=place, bus=bus, static=static)
+
+
+def steps_lose_rank_1(folder: Path, device: str, bus: SlabBus) -> tuple[float, str]:
+    """Rank 1 stops between two steps from static buffers; seconds until another rank's step raises, and what."""
+    world = _world(folder, device, True, bus)
+    world.submit(range(1, 20), 500)
+    for _ in range(8):
+        world.tick()
+    if bus.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if bus.rank == 0:
+        threading.Timer(0.3, bus.abort, ["rank 1 is silent"]).start()
+    begun, tokens = time.monotonic(), len(world.replies[0].tokens)
+    try:
+        world.run()
+    except DgppError as error:
+        more = len(world.replies[0].tokens) - tokens
+        return time.monotonic() - begun, error.line() if not more else f"{more} tokens without rank 1"
+    return time.monotonic() - begun, "it went on without rank 1"
+
+
+def rank_1_dies(bus: Bus) -> tuple[float, str, str]:
     """Seconds until the others know, and what they raise then and at their next attempt."""
     bus.all_reduce(torch.zeros(3))
     if bus.rank == 1:
@@ -148,7 +172,7 @@ def rank_1_dies(bus: DistributedBus) -> tuple[float, str, str]:
     return _missing(bus)
 
 
-def rank_1_stops(bus: DistributedBus) -> tuple[float, str, str]:
+def rank_1_stops(bus: Bus) -> tuple[float, str, str]:
     """The same, of a process that is there and does nothing."""
     bus.all_reduce(torch.zeros(3))
     if bus.rank == 1:
@@ -156,7 +180,15 @@ def rank_1_stops(bus: DistributedBus) -> tuple[float, str, str]:
     return _missing(bus)
 
 
-def rank_1_raises(bus: DistributedBus) -> tuple[float, str, str]:
+def rank_1_stops_and_is_given_up(bus: SlabBus) -> tuple[float, str, str]:
+    """The same, with somebody at rank 0 who watches the others."""
+    bus.all_reduce(torch.zeros(3))
+    if bus.rank == 0:
+        threading.Timer(0.3, bus.abort, ["rank 1 is silent"]).start()
+    return rank_1_stops(bus)
+
+
+def rank_1_raises(bus: Bus) -> tuple[float, str, str]:
     """The same, of a rank with a fault of its own."""
     bus.all_reduce(torch.zeros(3))
     if bus.rank == 1:
@@ -164,7 +196,7 @@ def rank_1_raises(bus: DistributedBus) -> tuple[float, str, str]:
     return _missing(bus)
 
 
-def _missing(bus: DistributedBus) -> tuple[float, str, str]:
+def _missing(bus: Bus) -> tuple[float, str, str]:
     lines, begun = [], time.monotonic()
     for _ in range(2):
         try:
@@ -241,7 +273,10 @@ def sums_against_the_fold(bus: Bus) -> str:
 
 
 def rank_1_leaves_a_kernel_waiting(how: str, bus: Any) -> tuple[float, str]:
-    """Seconds until a rank whose kernel waits for rank 1 knows, and what it raises then."""
+    """Seconds until a rank whose kernel waits for rank 1 knows, and what it raises then.
+
+    Rank 1 ``dies``, ``stops``, or stops and ``is given up`` by who watches it.
+    """
     part = torch.ones(8, 5120, dtype=torch.bfloat16, device=torch.device("cuda", torch.cuda.current_device()))
     bus.all_reduce(part)
     torch.cuda.synchronize()
@@ -251,6 +286,8 @@ def rank_1_leaves_a_kernel_waiting(how: str, bus: Any) -> tuple[float, str]:
             os._exit(9)
         os.kill(os.getpid(), signal.SIGSTOP)
     begun = time.monotonic()
+    if how == "is given up":
+        threading.Timer(0.3, bus.abort, ["rank 1 is silent"]).start()
     bus.all_reduce(part)
     torch.cuda.synchronize()
     try:

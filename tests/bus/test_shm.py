@@ -37,12 +37,18 @@ def test_results_are_those_of_the_loopback_bus_bit_for_bit(world: int) -> None:
     assert left_behind() == []
 
 
-def test_engines_in_two_processes_reply_as_two_threads_do(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that two ranks can divide."""
     pytest.importorskip("dgpp_llama")
-    model = load_plugins(environ={}).model("smollm2")
+    folder, model = tmp_path_factory.mktemp("tiny"), load_plugins(environ={}).model("smollm2")
     raw = model.spec.tiny_config
-    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, tmp_path, seed=4)
-    program = functools.partial(programs.replies, tmp_path, "cpu", None)
+    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, folder, seed=4)
+    return folder
+
+
+def test_engines_in_two_processes_reply_as_two_threads_do(tiny: Path) -> None:
+    program = functools.partial(programs.replies, tiny, "cpu", None)
     assert run(program, 2, timeout=20) == LoopbackWorld(2).run(program)
 
 
@@ -67,6 +73,21 @@ def test_a_silent_rank_is_named_after_the_timeout() -> None:
         seconds, first, _ = told(answer)
         assert seconds < programs.TIMEOUT + 2
         assert "no answer from rank 1 within 2 s" in first
+
+
+def test_who_watches_the_ranks_ends_the_wait_for_a_silent_one_everywhere() -> None:
+    answers = run(programs.rank_1_stops_and_is_given_up, 3, silent=1, timeout=20)
+    for rank in (0, 2):
+        seconds, first, again = told(answers[rank])
+        assert seconds < 2
+        assert "rank 1 is silent" in first
+        assert "rank 1 is silent" in again
+
+
+def test_steps_end_when_the_rank_that_they_wait_for_is_given_up(tiny: Path) -> None:
+    seconds, line = run(functools.partial(programs.steps_lose_rank_1, tiny, "cpu"), 2, silent=1, timeout=20)[0]
+    assert seconds < 2
+    assert "rank 1 is silent" in line
 
 
 def test_a_rank_with_a_fault_of_its_own_tells_the_others() -> None:

@@ -48,23 +48,42 @@ def test_ranks_that_issue_something_else_are_named() -> None:
     assert all("rank" in line and "tag" in line for line in lines), lines
 
 
-@pytest.mark.parametrize("how", ["dies", "stops"])
-def test_a_kernel_that_waits_for_a_lost_rank_gives_up(how: str) -> None:
-    """At once where the rank is gone, after the timeout where it is only silent."""
+@pytest.mark.parametrize(
+    ("how", "limit", "told"),
+    [
+        ("dies", 2, "its connection ended"),
+        ("stops", 8, "no answer from rank 1"),
+        ("is given up", 2, "rank 1 is silent"),
+    ],
+)
+def test_a_kernel_that_waits_for_a_lost_rank_gives_up(how: str, limit: float, told: str) -> None:
+    """At once where the rank is gone or who watches it has given it up, after the timeout where it is only silent."""
     program = functools.partial(programs.rank_1_leaves_a_kernel_waiting, how)
     seconds, line = run(program, 2, silent=1, timeout=6.0)[0]
-    assert seconds < (2 if how == "dies" else 8), seconds
+    assert seconds < limit, seconds
     assert "rank 1" in line
-    assert ("its connection ended" in line or "given up" in line) if how == "dies" else "no answer" in line, line
+    assert told in line, line
+
+
+def test_captured_steps_end_when_the_rank_that_they_wait_for_is_given_up(tiny: Path) -> None:
+    seconds, line = run(functools.partial(programs.steps_lose_rank_1, tiny, "cuda"), 2, silent=1)[0]
+    assert seconds < 2, seconds
+    assert "rank 1 is silent" in line
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that two ranks can divide."""
+    pytest.importorskip("dgpp_llama")
+    folder, model = tmp_path_factory.mktemp("tiny"), load_plugins(environ={}).model("smollm2")
+    raw = model.spec.tiny_config
+    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, folder, seed=4)
+    return folder
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_engines_of_two_processes_reply_the_same(tmp_path: Path, static: bool) -> None:
+def test_engines_of_two_processes_reply_the_same(tiny: Path, static: bool) -> None:
     """With decode steps run as they come, and from captured graphs with the collectives inside."""
-    pytest.importorskip("dgpp_llama")
-    model = load_plugins(environ={}).model("smollm2")
-    raw = model.spec.tiny_config
-    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, tmp_path, seed=4)
-    first, second = run(functools.partial(programs.replies, tmp_path, "cuda", static), 2)
+    first, second = run(functools.partial(programs.replies, tiny, "cuda", static), 2)
     assert first == second
     assert [len(reply.tokens) for reply in first] == [16] * 4
