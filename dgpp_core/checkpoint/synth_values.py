@@ -13,6 +13,7 @@ from torch import Tensor
 from dgpp_core.api.bindings import Binding
 from dgpp_core.checkpoint.check import parts_of
 from dgpp_core.checkpoint.reader import TORCH_DTYPES
+from dgpp_core.formats.codebook import LEVELS
 from dgpp_core.formats.codec import encode
 from dgpp_core.formats.scalars import E2M1_LEVELS
 
@@ -103,12 +104,15 @@ def _fill_codes(
     storage: str, made: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], source: np.random.Generator
 ) -> float:
     """Add the codes of a matrix; the root mean square of what they stand for."""
-    suffix = "weight_packed" if "weight_packed" in shapes else "weight"
+    suffix = next(name for name in ("weight_packed", "weight_indices", "weight") if name in shapes)
     if storage.startswith("int"):
         fields = _bytes(source, 4 * math.prod(shapes[suffix])).view(torch.int32)
         made[suffix] = _without_lowest(fields) if storage.startswith("int4") else fields
         highest = 7 if storage.startswith("int4") else 127
         return _rms(torch.tensor([*range(-highest, highest + 1), 0]))
+    if storage.startswith("code"):
+        made[suffix] = _bytes(source, 4 * math.prod(shapes[suffix])).view(torch.int32)
+        return _rms(torch.tensor(LEVELS[int(storage[4])]))
     codes = _bytes(source, math.prod(shapes[suffix]))
     if not storage.startswith("fp8"):
         made[suffix] = codes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api.errors import CheckpointError
-from dgpp_core.formats import fp8, mxfp4, nvfp4, packed_int
+from dgpp_core.formats import codebook, fp8, mxfp4, nvfp4, packed_int
 from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.formats.matrix import Matrix
 from dgpp_core.formats.scalars import decode_e8m0, encode_e8m0
@@ -21,6 +21,7 @@ _DTYPES = {
 
 _BLOCKS = {"fp8_block": 128, "fp8_e8m0_32": 32, "fp8_e8m0_128": 128}
 _INTEGERS = {"int4_g64": (4, 64), "int8_g64": (8, 64), "int4_g128": (4, 128), "int8_g128": (8, 128)}
+_CODEBOOKS = {"code3_g128": 3, "code4_g128": 4, "code6_g128": 6}
 
 
 def decode(
@@ -60,6 +61,8 @@ def decode(
             return mxfp4.Mxfp4Matrix(t["weight"].view(torch.uint8), t["scale"].view(torch.uint8))
         case "mxfp4_u8":
             return mxfp4.Mxfp4Matrix(t["weight"].view(torch.uint8), t["weight_scale"].view(torch.uint8))
+        case "code3_g128" | "code4_g128" | "code6_g128":
+            return codebook.CodebookMatrix(t["weight_indices"], t["weight_scale"], _CODEBOOKS[storage])
         case _:
             return packed_int.PackedIntMatrix(t["weight_packed"], t["weight_scale"], *_INTEGERS[storage])
 
@@ -123,6 +126,8 @@ def _encoded(storage: str, weight: Tensor) -> list[Tensor]:
             return [codes, exponents.view(torch.float8_e8m0fnu)]
         case "mxfp4_u8":
             return [*mxfp4.encode(weight)]
+        case "code3_g128" | "code4_g128" | "code6_g128":
+            return [*codebook.encode(weight, _CODEBOOKS[storage])]
         case _:
             bits, group = _INTEGERS[storage]
             dtype = torch.bfloat16 if group == 64 else torch.float16

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from dgpp_core.formats.codebook import CodebookMatrix
 from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.formats.fp8 import Fp8BlockMatrix, Fp8ChannelMatrix
 from dgpp_core.formats.matrix import Matrix
@@ -20,7 +21,15 @@ from dgpp_core.formats.packed_int import PackedIntMatrix
 FORMATS: Mapping[str, Any] = MappingProxyType(
     {
         kind.__name__: kind
-        for kind in (DenseMatrix, Fp8BlockMatrix, Fp8ChannelMatrix, Mxfp4Matrix, Nvfp4Matrix, PackedIntMatrix)
+        for kind in (
+            CodebookMatrix,
+            DenseMatrix,
+            Fp8BlockMatrix,
+            Fp8ChannelMatrix,
+            Mxfp4Matrix,
+            Nvfp4Matrix,
+            PackedIntMatrix,
+        )
     }
 )
 """Every format that a loaded matrix may have, by class name."""

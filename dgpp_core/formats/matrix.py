@@ -26,7 +26,7 @@ class Matrix(Protocol):
         ...
 
     def dequantise(self) -> Tensor:
-        """float32 ``[N, K]``, exact."""
+        """float32 ``[N, K]``, exact; of a format in another basis, rounded once."""
         ...
 
     def rows(self, start: int, count: int) -> Self:

@@ -51,7 +51,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the table; ``cell`` is the piece (rows, columns) of the matrix that one element stands for.
+    """A line of the table; ``cell`` is the piece (rows, columns) of the matrix that ``each`` elements stand for.
 
     ``None`` for a number of columns is the whole row. ``ragged``: the last cell of an axis may be partial.
     Without a cell the shape is ``fixed``.
@@ -60,6 +60,7 @@ class _Tensor(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str
     dtypes: tuple[str, ...]
     cell: tuple[int, int | None] | None = None
+    each: int = 1
     ragged: bool = False
     fixed: tuple[int, ...] = ()
     use: Use = "required"
@@ -83,6 +84,14 @@ def _integers(bits: int, group: int, scale: tuple[str, ...]) -> tuple[_Tensor, .
     return (
         _Tensor(suffix="weight_packed", dtypes=("I32",), cell=(1, 32 // bits)),
         _Tensor(suffix="weight_scale", dtypes=scale, cell=(1, group)),
+        _Tensor(suffix="weight_shape", dtypes=("I64",), fixed=(2,), use="optional"),
+    )
+
+
+def _codebook(bits: int) -> tuple[_Tensor, ...]:
+    return (
+        _Tensor(suffix="weight_indices", dtypes=("I32",), cell=(1, 32), each=bits),
+        _Tensor(suffix="weight_scale", dtypes=("BF16",), cell=(1, 128)),
         _Tensor(suffix="weight_shape", dtypes=("I64",), fixed=(2,), use="optional"),
     )
 
@@ -118,6 +127,9 @@ STORAGES: Mapping[str, tuple[_Tensor, ...]] = MappingProxyType(
         "int8_g64": _integers(8, 64, ("BF16", "F16", "F32")),
         "int4_g128": _integers(4, 128, ("F16", "BF16", "F32")),
         "int8_g128": _integers(8, 128, ("F16", "BF16", "F32")),
+        "code3_g128": _codebook(3),
+        "code4_g128": _codebook(4),
+        "code6_g128": _codebook(6),
     }
 )
 """Storage names and their tensors (formats: `dgpp_core.formats` module of each)."""
@@ -187,7 +199,7 @@ def _part(tensor: _Tensor, storage: str, stem: str, shape: tuple[int, int]) -> P
                 expected=f"a multiple of {width}",
                 hint="config.json and the storage of this matrix do not belong together",
             )
-        found = (-(-shape[0] // height), -(-shape[1] // width))
+        found = (-(-shape[0] // height), -(-shape[1] // width) * tensor.each)
     return Part(
         suffix=tensor.suffix,
         name=f"{stem}.{tensor.suffix}",

@@ -76,7 +76,7 @@ def test_ranks_together_hold_what_was_written(tmp_path: Path, storage: str, cut:
     assert torch.equal(torch.cat(got, dim=1 + cut), want)
 
 
-@pytest.mark.parametrize("storage", ["nvfp4", "fp8_channel", "int4_g64"])
+@pytest.mark.parametrize("storage", ["nvfp4", "fp8_channel", "int4_g64", "code3_g128"])
 def test_a_rank_reads_only_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str) -> None:
     made = table(storage)
     entries = written(tmp_path, made)

@@ -95,7 +95,7 @@ def test_a_stored_checkpoint_is_one_that_loads(tmp_path: Path, spec: ModelSpec, 
     weights = CheckpointWeights(made, entries, device=torch.device("cpu"), dtype=torch.float32, rank=0, world=1)
     got = weights.matrix("up").dequantise()
     want = torch.cat([random_tensor(b, 5, "F32") for b in made.tensors[1:]])
-    assert ((got - want).norm() / want.norm()).item() < 0.15
+    assert ((got - want).norm() / want.norm()).item() < (0.2 if storage == "code3_g128" else 0.15)
     assert torch.equal(contents(tmp_path)["norm"], weights.take("norm").bfloat16())
 
 

@@ -24,6 +24,9 @@ GROUPS = {
     "int8_g64": 64,
     "int4_g128": 128,
     "int8_g128": 128,
+    "code3_g128": 128,
+    "code4_g128": 128,
+    "code6_g128": 128,
 }
 """Columns a scale, of the formats that have no blocks."""
 
@@ -89,6 +92,9 @@ def test_golden_encodings(golden: dict[str, Tensor]) -> None:
         *((name, 0.13) for name in ("nvfp4", "nvfp4_ct", "mxfp4", "int4_g64", "int4_g128")),
         ("int8_g64", 0.008),
         ("int8_g128", 0.008),
+        ("code3_g128", 0.22),
+        ("code4_g128", 0.11),
+        ("code6_g128", 0.03),
     ],
 )
 def test_an_encoded_matrix_is_near_the_original(storage: str, error: float) -> None:

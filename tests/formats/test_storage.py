@@ -39,6 +39,10 @@ def test_the_tensors_of_each_storage() -> None:
         "a.b.weight_packed": ("I32", (6, 64)),
         "a.b.weight_scale": ("F16", (6, 2)),
     }
+    assert _required("code3_g128", shape) == {
+        "a.b.weight_indices": ("I32", (6, 24)),
+        "a.b.weight_scale": ("BF16", (6, 2)),
+    }
 
 
 def test_the_last_block_may_be_partial() -> None:

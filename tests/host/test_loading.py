@@ -15,9 +15,6 @@ from dgpp_core.host.loading import PluginHost, Problem, load_plugins
 Edit = Callable[[str, str], str]
 
 
-Edit = Callable[[str, str], str]
-
-
 def load(shelf: Any, setting: str = "") -> PluginHost:
     return load_plugins(environ={"DGPP_PLUGINS": setting}, entry_points=shelf.entry_points)
 
