@@ -103,7 +103,7 @@ class Hub:
     def note(self, fault: Fault) -> None:
         """Rank 0 itself has an account of why the world ends."""
         with self._changed:
-            self._note(fault)
+            self._note(self.leader.own(fault))
 
     def halt(self, reason: str) -> None:
         """Tell every follower that is still there why it has to go; waits for nobody."""

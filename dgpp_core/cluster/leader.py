@@ -144,6 +144,14 @@ class Leader:
         )
         return Fault(ENDED, error)
 
+    def own(self, fault: Fault) -> Fault:
+        """Rank 0's own account; of a loop that serves it is told like another rank's, by its name."""
+        if not self._serving or self._ending:
+            return fault
+        error = EngineError(f"rank 0 failed: {fault.error.line()}", where=f"rank 0 ({self._hello.process})")
+        error.exit_code = fault.error.exit_code
+        return Fault(fault.weight, error)
+
     def judge(self, now: float, own: Heartbeat) -> Fault | None:
         """Whom the world has lost, rank 0's own loop included once it serves; call it every `JUDGE_S`."""
         if self._ending:
@@ -174,6 +182,7 @@ class Leader:
             submissions=tuple(submissions), cancels=tuple(cancels), stops=tuple(stops),
         )  # fmt: skip
         self._post(self.ranks, record)
+        self._vigil.tell(record.number)
 
     def compile(self, request: int, grammar: Grammar, done: Callable[[], None]) -> None:
         """Have every follower compile a grammar; ``done`` is called when all have."""

@@ -70,8 +70,9 @@ class Vigil:
         self._names, self._patience = dict(names), patience
         self._heard = dict.fromkeys(names, now)
         self._beats: dict[int, tuple[Heartbeat, float]] = {}
-        self._judged = now
+        self._judged = self._awake = now
         self._stalled = patience.stalled
+        self._told = 0
 
     def watch(self, rank: int, name: str, now: float) -> None:
         """Watch one rank more."""
@@ -81,6 +82,10 @@ class Vigil:
     def allow(self, longest: float) -> None:
         """A loop may take as long as ``longest`` for one thing, with a margin."""
         self._stalled = max(self._stalled, MARGIN * longest)
+
+    def tell(self, step: int) -> None:
+        """All have been told to take ``step``; any thread."""
+        self._told = step
 
     def hear(self, rank: int, now: float) -> None:
         """A frame came."""
@@ -97,7 +102,7 @@ class Vigil:
         self._judged = now
         if late > OWN_PAUSE_S:  # we were paused ourselves: frames may be waiting to be read
             self._heard = dict.fromkeys(self._heard, now)
-            self._beats = {rank: (beat, now) for rank, (beat, _) in self._beats.items()}
+            self._awake = now
             return None
         return self._silent(now) or self._stuck(now)
 
@@ -117,13 +122,12 @@ class Vigil:
 
     def _stuck(self, now: float) -> Fault | None:
         """A loop at work without a sign, or ranks in a collective that no other rank is on its way to."""
-        ages = {rank: beat.age + now - came for rank, (beat, came) in self._beats.items()}
+        # All ranks may have been paused together with us, so nothing counts as older than our own last pause.
+        ages = {rank: min(beat.age + now - came, now - self._awake) for rank, (beat, came) in self._beats.items()}
         phases = {rank: beat.phase for rank, (beat, _) in self._beats.items()}
         working = [rank for rank, phase in phases.items() if phase == "working"]
-        if hung := [rank for rank in working if ages[rank] >= self._stalled]:
-            return self._hung(
-                hung, [f"rank {rank}: no sign for {ages[rank]:.1f} s, {self._last(rank)}" for rank in hung]
-            )
+        if any(ages[rank] >= self._stalled for rank in working):
+            return self._hung_at_work(ages, working)
         inside = [rank for rank, phase in phases.items() if phase == "collective"]
         if working or not inside or min(ages[rank] for rank in inside) < self._stalled:
             return None
@@ -141,6 +145,20 @@ class Vigil:
             hint="check the network of the bus, which is not that of the journal",
         )
         return Fault(STALLED, error)
+
+    def _hung_at_work(self, ages: Mapping[int, float], working: Sequence[int]) -> Fault:
+        """Whom the loops that give no sign wait for: a rank that was told of a step and has not begun it, or else those
+        of them that got least far. On a GPU a loop waits for its device, and so for the other ranks, at work."""
+        steps = {rank: beat.step for rank, (beat, _) in self._beats.items()}
+        absent = [
+            rank
+            for rank, (beat, _) in self._beats.items()
+            if rank and beat.phase == "waiting" and beat.step < self._told and ages[rank] >= self._stalled
+        ]
+        silent = [rank for rank in working if ages[rank] >= self._stalled / 2]
+        least = min(steps[rank] for rank in silent)
+        found = [f"rank {rank}: no sign for {ages[rank]:.1f} s, {self._last(rank)}" for rank in sorted(silent + absent)]
+        return self._hung(absent or [rank for rank in silent if steps[rank] == least], found)
 
     def _hung(self, ranks: Sequence[int], found: Sequence[str]) -> Fault:
         ranks = sorted(ranks)

@@ -88,6 +88,20 @@ def test_another_vote_is_named_whoever_votes_first(leader: Leader, field: str, f
     assert leader.undecided == (2,), "the world does not serve until the fault ends it"
 
 
+def test_rank_0_is_named_where_its_own_loop_fails_while_it_serves(leader: Leader) -> None:
+    fault = Fault(MISSED, EngineError("a row has no finite logit", where="slot 3"))
+    assert leader.own(fault) is fault, "what keeps a world from forming is told as it is"
+    for rank in (1, 2):
+        leader.admit(hello(rank, 3, epoch=7), 0.0)
+        leader.hear(rank, Vote(TERMS), 0.0)
+    leader.propose(TERMS, 0.0)
+    leader.go(0.0)
+    told = leader.own(fault)
+    assert (told.weight, told.error.exit_code) == (MISSED, EngineError.exit_code)
+    assert told.error.what == "rank 0 failed: a row has no finite logit; where: slot 3"
+    assert "host0" in told.error.where
+
+
 def test_a_rank_that_is_silent_while_it_loads_is_lost_after_a_minute(leader: Leader) -> None:
     own = Heartbeat(step=0, digest=0, phase="loading", age=0.0)
     for rank in (1, 2):

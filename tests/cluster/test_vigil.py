@@ -17,6 +17,7 @@ class Played:
     def __init__(self) -> None:
         self.vigil, self.now = Vigil(NAMES, PATIENCE, 0.0), 0.0
         self.phases: dict[int, tuple[Phase, float]] = dict.fromkeys(NAMES, ("waiting", 0.0))
+        self.steps = dict.fromkeys(NAMES, 4)
         self.mute: set[int] = set()
 
     def until(self, end: float, *, busy: bool = False) -> Fault | None:
@@ -26,7 +27,8 @@ class Played:
             for rank in NAMES.keys() - self.mute:
                 phase, since = self.phases[rank]
                 age = 0.0 if busy else self.now - since
-                self.vigil.beat(rank, Heartbeat(step=4, digest=0, phase=phase, age=age, call="collective 9"), self.now)
+                beat = Heartbeat(step=self.steps[rank], digest=0, phase=phase, age=age, call="collective 9")
+                self.vigil.beat(rank, beat, self.now)
             if fault := self.vigil.judge(self.now):
                 return fault
         return None
@@ -75,6 +77,36 @@ def test_all_that_hang_are_named(played: Played) -> None:
     assert (fault.error.what, fault.error.where) == ("rank 0, rank 1 hang", "host0, host1")
 
 
+def test_of_loops_that_wait_for_their_devices_the_one_that_got_least_far_is_blamed(played: Played) -> None:
+    played.until(5)
+    played.go("working", "waiting", "working")
+    played.until(5.1)
+    played.phases[1] = ("working", played.now)
+    played.steps[1] = 3
+    fault = played.until(9)
+    assert fault is not None
+    assert fault.error.what == "rank 1 hangs"
+    assert "rank 0: no sign" in fault.error.found, "what the others do is told"
+
+
+def test_a_rank_that_was_told_of_a_step_and_has_not_begun_it_is_blamed_not_those_at_work(played: Played) -> None:
+    played.until(5)
+    played.vigil.tell(5)
+    played.go("working", "waiting", "working")
+    fault = played.until(9)
+    assert fault is not None
+    assert fault.error.what == "rank 1 hangs"
+
+
+def test_a_rank_that_waits_for_a_step_that_nobody_was_told_of_is_not_blamed(played: Played) -> None:
+    played.until(5)
+    played.vigil.tell(4)
+    played.go("working", "waiting", "waiting")
+    fault = played.until(9)
+    assert fault is not None
+    assert fault.error.what == "rank 0 hangs"
+
+
 def test_a_rank_that_does_not_come_into_a_collective_is_blamed(played: Played) -> None:
     played.until(5)
     played.go("collective", "collective", "waiting")
@@ -107,3 +139,14 @@ def test_a_judge_that_was_paused_blames_nobody_for_it(played: Played) -> None:
     assert played.until(played.now + 1) is None
     played.mute = {1}
     assert played.until(played.now + 2) is not None
+
+
+@pytest.mark.parametrize("phase", ["working", "collective"])
+def test_ranks_that_were_paused_together_blame_nobody_until_they_hang_anew(played: Played, phase: Phase) -> None:
+    played.until(5)
+    played.go(phase, phase, phase)
+    played.now += 30
+    assert played.vigil.judge(played.now) is None
+    start = played.now
+    assert played.until(start + PATIENCE.stalled - JUDGE_S) is None
+    assert played.until(start + PATIENCE.stalled + JUDGE_S) is not None
