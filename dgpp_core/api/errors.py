@@ -60,6 +60,10 @@ class PlanError(DgppError):
     """The memory plan does not fit the device."""
 
 
+class LaunchError(DgppError):
+    """A node of a cluster cannot be reached, or does not do what it is told."""
+
+
 class EngineError(DgppError):
     """The engine failed; every request it held has ended."""
 

@@ -14,6 +14,7 @@ from dgpp_core.cli.command import CONTEXT, GuardedGroup
 COMMANDS = {
     "serve": "Serve a model over the OpenAI API.",
     "rank": "Run one rank of a world that `dgpp serve --rendezvous` leads.",
+    "cluster": "Start, stop and watch a model on several hosts.",
     "chat": "Talk to a model in the terminal.",
     "key": "Make, list and remove API keys.",
     "plan": "Print the memory plan of a model; exit 1 when it does not fit.",
@@ -22,6 +23,7 @@ COMMANDS = {
     "plugins": "List and check the installed plugins.",
     "new-plugin": "Write the package of a new plugin.",
     "bench": "Measure decode, prefill or a running service.",
+    "simulate": "Try worlds of ranks against faults, in virtual time.",
     "version": "Print the versions of dgpp, its plugins and its libraries.",
 }
 """Each command's one line of help; it lives in ``dgpp_core.cli.NAME`` as ``command``."""

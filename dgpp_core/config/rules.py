@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from dgpp_core.config.fabric import WANTED
+
 Rule = Callable[[str], Any]
 
 
@@ -101,10 +103,13 @@ NODE_RULES: Mapping[str, Rule] = {
 RULES: Mapping[str, Rule] = {
     "DGPP_NODES": words(_NODE, 1 << 16, "different host names or addresses, separated by spaces, rank 0 first"),
     "DGPP_SSH_USER": matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?", "a login name"),
+    "DGPP_SSH_CONFIG": rooted_path,
+    "DGPP_PYTHON": rooted_path,
     "DGPP_CLUSTER_CONFIG": matching(r".+", "the path of a deployment file"),
     "DGPP_HTTP_PORT": port,
     "DGPP_HTTP_BIND": ipv4,
     "DGPP_API_KEY_FILE": rooted_path,
+    "DGPP_BUS": matching("|".join(WANTED), "one of " + ", ".join(WANTED)),
     "DGPP_FABRIC_PORT": port,
     "DGPP_JOURNAL_PORT": port,
     "DGPP_LOG_DIR": matching(r".+", "a path"),

@@ -1,0 +1,261 @@
+"""``dgpp cluster``: worlds on several hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from dgpp_core.api.errors import ConfigError, LaunchError
+from dgpp_core.cli.command import GuardedGroup, json_option, print_json, print_table
+from dgpp_core.config.resolve import Resolved, resolve
+from dgpp_core.config.settings import parse_deployment
+from dgpp_core.config.site import Site, read_site
+from dgpp_core.config.strict import parse_json, read_text
+from dgpp_core.launch.agent import processes
+from dgpp_core.launch.look import Status, log_tail, nodes_of, recorded, status
+from dgpp_core.launch.nodes import call, make_nodes
+from dgpp_core.launch.outside import Outside
+from dgpp_core.launch.programs import choose_program
+from dgpp_core.launch.start import READY_S, Launch, require_here, start_or_replace
+from dgpp_core.launch.stop import DRAIN_S, stop
+from dgpp_core.launch.world import LOCK, Places, World, log_root, places, read_world
+
+EPILOG = """\b
+Examples:
+  dgpp cluster up --config deploy/glm47.json
+  dgpp cluster status
+  dgpp cluster logs --config deploy/glm47.json --rank 1
+  dgpp cluster down --config deploy/glm47.json
+
+\b
+Run it on rank 0's host. The hosts, logins and ports are those of the site file (.env, or DGPP_ENV_FILE); the other
+hosts are reached over SSH without a password.
+"""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment as the command line names it."""
+
+    site: Site
+    resolved: Resolved
+    deployment: Path
+    text: str
+    places: Places
+
+
+def cluster_options(command: F) -> F:
+    """``--config`` and ``--log-dir``."""
+    config = click.option(
+        "--config", type=click.Path(dir_okay=False, path_type=Path), help="A deployment file.  [default: the site's]"
+    )
+    log = click.option("--log-dir", metavar="DIR", help="Rank 0's files.  [default: DGPP_LOG_DIR/deployments/ID]")
+    return config(log(command))
+
+
+def chosen(config: Path | None, log_dir: str | None) -> Chosen:
+    """The deployment that is named, or the site's.
+
+    Raises:
+        ConfigError: none is named, or a file is wrong.
+    """
+    site = read_site(None, os.environ)
+    if config is None and not site.cluster_config:
+        raise ConfigError("nothing says which deployment", where="the command line", expected="--config FILE",
+                          hint="or set DGPP_CLUSTER_CONFIG in the site file")  # fmt: skip
+    path = Path(os.path.abspath(config or site.cluster_config))
+    text = read_text(path, "deployment file")
+    resolved = resolve(parse_deployment(parse_json(text, str(path)), str(path)), site, {})
+    return Chosen(
+        site=site, resolved=resolved, deployment=path, text=text, places=places(resolved, path, log_dir)
+    )  # fmt: skip
+
+
+def outside() -> Outside:
+    """This process's."""
+    return Outside(
+        clock=time.monotonic, time=time.time, sleep=time.sleep, nodes=make_nodes, environ=os.environ,
+        say=lambda line: click.echo(line, err=True),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Alone with a deployment.
+
+    Raises:
+        LaunchError: another launcher works on it.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            yield
+    except Timeout:
+        raise LaunchError(
+            "another launcher works on this deployment", where=str(folder / LOCK), hint="wait until it is done"
+        ) from None
+
+
+@click.group(cls=GuardedGroup, epilog=EPILOG)
+def command() -> None:
+    """Start, stop and watch a model on several hosts."""
+
+
+@command.command()
+@cluster_options
+@click.option("--replace", is_flag=True, help="Stop what runs of this deployment first.")
+@click.option("--timeout", type=click.FloatRange(1), default=READY_S, show_default=True, help="Seconds until READY.")
+def up(config: Path | None, log_dir: str | None, replace: bool,
+       timeout: float) -> None:  # fmt: skip
+    """Start every rank, and wait until the world serves."""
+    what, around = chosen(config, log_dir), outside()
+    require_here(what.resolved.nodes[0])
+    launch = Launch(
+        deployment=what.deployment, text=what.text, site=what.site, resolved=what.resolved, places=what.places,
+        program=choose_program(what.site, what.resolved, None),
+    )  # fmt: skip
+    with locked(what.places.log), _interruptible():
+        previous = read_world(what.places.log)
+        world = start_or_replace(launch, around, previous, replace=replace, limit=timeout)
+    click.echo(f"READY {world.url}/v1 (epoch {world.epoch}, {len(world.members)} ranks)")
+    click.echo(f"  stop it with: dgpp cluster down --config {what.deployment}")
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the start as Ctrl-C does: with what it has started."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@command.command()
+@cluster_options
+@click.option("--all", "everything", is_flag=True, help="Every deployment that this host leads.")
+@click.option("--drain", type=click.FloatRange(0), default=DRAIN_S, show_default=True, help="Seconds for rank 0.")
+def down(config: Path | None, log_dir: str | None, everything: bool, drain: float) -> None:
+    """Stop a world; in order where it can be, for certain in any case."""
+    around = outside()
+    for folder, world in _worlds(config, log_dir, everything):
+        with locked(folder):
+            stop(world, around, drain)
+        click.echo(f"{world.deployment}: down")
+
+
+@command.command("status")
+@cluster_options
+@click.option("--all", "everything", is_flag=True, help="Those that are down, too.")
+@json_option
+def status_command(config: Path | None, log_dir: str | None, everything: bool, as_json: bool) -> None:
+    """Print how the ranks are; exit 1 where a world is up in part."""
+    one = config is not None
+    found = [status(world, outside()) for _, world in _worlds(config, log_dir, everything or not one)]
+    if not one and not everything:
+        found = [seen for seen in found if not seen.down]
+    if as_json:
+        print_json(found)
+    else:
+        _print_status(found)
+    if any(not seen.good and not (seen.down and not one) for seen in found):
+        click.get_current_context().exit(1)
+
+
+def _print_status(found: list[Status]) -> None:
+    if not found:
+        click.echo("nothing runs")
+    for seen in found:
+        click.echo(f"{seen.deployment}, epoch {seen.epoch}, {seen.url}: {seen.health}")
+        rows = [(str(rank.rank), rank.node, rank.state, str(rank.pid), rank.last[:160]) for rank in seen.ranks]
+        print_table(("rank", "node", "state", "process", "last line"), rows)
+
+
+def _worlds(config: Path | None, log_dir: str | None, everything: bool) -> list[tuple[Path, World]]:
+    """The worlds that have records: the named deployment's, or all."""
+    if everything:
+        if config is not None or log_dir is not None:
+            raise ConfigError("--all is every deployment", where="the command line", expected="--all alone")
+        return recorded(log_root(read_site(None, os.environ).log_dir))
+    folder = chosen(config, log_dir).places.log
+    world = read_world(folder)
+    if world is None:
+        click.echo(f"nothing was started from it: {folder} has no record", err=True)
+    return [(folder, world)] if world is not None else []
+
+
+@command.command()
+@cluster_options
+@click.option("--rank", type=click.IntRange(0), help="Only this one's.")
+@click.option("--lines", type=click.IntRange(1), default=40, show_default=True, help="Of each.")
+def logs(config: Path | None, log_dir: str | None, rank: int | None, lines: int) -> None:
+    """Print the end of every rank's log, and of its fault file where it has ended with one."""
+    for _, world in _worlds(config, log_dir, False):
+        for node, member in zip(nodes_of(world, outside()), world.members, strict=True):
+            if rank not in (None, member.rank):
+                continue
+            click.echo(f"== {member}: {member.folder}/{member.log(world.epoch)}")
+            click.echo("\n".join(log_tail(node, member, world.epoch).splitlines()[-lines:]))
+            fault = f"rank-{member.rank}.epoch-{world.epoch}.txt"
+            said = str(call(node, processes.read_from, member.folder, fault, 0, 64 << 10)["text"])
+            if "\nended " in said:
+                click.echo(f"== {member}: {member.folder}/{fault}")
+                click.echo("\n".join(said.splitlines()[:lines]))
+
+
+@command.command("signal")
+@cluster_options
+@click.option("--rank", type=click.IntRange(0), required=True, help="Which.")
+@click.option("--signal", "name", type=click.Choice(["INT", "TERM", "KILL", "USR1"]), required=True,
+              help="USR1 makes a rank write its stacks.")  # fmt: skip
+def signal_command(config: Path | None, log_dir: str | None, rank: int, name: str) -> None:
+    """Send a signal to one recorded rank."""
+    for _, world in _worlds(config, log_dir, False):
+        if rank >= len(world.members):
+            raise ConfigError("there is no such rank", where="--rank", found=str(rank))
+        node, member = nodes_of(world, outside())[rank], world.members[rank]
+        told = call(
+            node, processes.tell, member.folder, member.record, int(signal.Signals[f"SIG{name}"]), name == "USR1"
+        )
+        if not told:
+            raise LaunchError("the rank is gone", where=str(member), hint="see `dgpp cluster status`")
+        click.echo(f"{member}: SIG{name} to {', '.join(map(str, told))}")
+
+
+@command.command("resolve")
+@cluster_options
+@json_option
+def resolve_command(config: Path | None, log_dir: str | None, as_json: bool) -> None:
+    """Print the deployment as it would run; no node is asked."""
+    what = chosen(config, log_dir)
+    where = msgspec.structs.replace(
+        what.resolved.paths, log_dir=str(what.places.log), stage_dir=what.places.stage
+    )  # fmt: skip
+    print_json(msgspec.structs.replace(what.resolved, paths=where))
+
+
+@command.command("paths")
+@cluster_options
+@json_option
+def paths_command(config: Path | None, log_dir: str | None, as_json: bool) -> None:
+    """Print where a deployment's files are."""
+    what = chosen(config, log_dir)
+    found = {"log": str(what.places.log), "stage": what.places.stage, "releases": what.resolved.paths.release_dir}
+    if as_json:
+        print_json(found)
+    else:
+        print_table(("what", "where"), list(found.items()))
