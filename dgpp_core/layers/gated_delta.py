@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api.model import StepBatch
-from dgpp_core.layers.history import causal_convolution, with_history
+from dgpp_core.layers.convolution import causal_convolution
+from dgpp_core.layers.history import with_history
 from dgpp_core.layers.recurrent import scan
 from dgpp_core.ops.activation import sigmoid, silu, softplus
 from dgpp_core.ops.fold import fold

@@ -42,7 +42,7 @@ def window_attend(
         ``[R, query heads, Dv]``.
 
     Keys are taken in tiles at multiples of `TILE` of the absolute position, so that a row's tiles do not depend on
-    where a chunk began. With sinks, rows may have positions below zero (`dgpp_core.layers.delay`): no row sees them,
+    where a chunk began. With sinks, rows may have positions below zero (`dgpp_core.layers.history`): no row sees them,
     and they see nothing.
     """
     if batch.keep_rows and batch.uniform is not None:

@@ -18,7 +18,7 @@ MODEL = "tiny"
 
 
 @contextlib.contextmanager
-def tiny_service(plugin: str = "glm47", *options: str) -> Iterator[RunningService]:
+def tiny_service(plugin: str, *options: str) -> Iterator[RunningService]:
     """Serve the tiny form of ``plugin``'s model on the CPU as `MODEL`, with GLM's markers in its tokenizer.
 
     Args:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import StepBatch
+from dgpp_core.layers.convolution import causal_convolution
 from dgpp_core.layers.gated_delta import GatedDeltaNet, delta_step
-from dgpp_core.layers.history import causal_convolution, with_history
+from dgpp_core.layers.history import with_history
 from dgpp_core.ops.activation import silu, softplus
 from dgpp_core.ops.fold import fold
 

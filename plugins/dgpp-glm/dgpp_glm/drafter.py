@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.stream import Stream
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.norm import rms_norm
 from dgpp_core.ops.pick import greedy
-from dgpp_glm.blocks import Stream
 from dgpp_glm.config import GlmConfig
 
 

@@ -7,13 +7,15 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.feed_forward import FeedForward, Mixture
 from dgpp_core.layers.mla import LatentAttention
 from dgpp_core.layers.paged import PagedIndex, Selection
+from dgpp_core.layers.stream import Stream, divided_parts, divided_sum
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.norm import rms_norm
 from dgpp_core.ops.rope import RotaryTable
-from dgpp_glm.blocks import FeedForward, Mixture, Stream, parts, whole
 from dgpp_glm.config import LatentConfig
+from dgpp_glm.mixture import mixture
 
 INDEX_NORM_EPS = 1e-6
 """Of the index keys' layer norm; no config.json names it."""
@@ -79,11 +81,11 @@ class Attention:
     def __call__(self, x: Tensor, step: Step, chosen: Selection) -> tuple[Tensor, Selection]:
         """``[S, R, hidden]``, and the keys attended to: ``chosen`` where the layer has no indexer."""
         out, chosen = self._heads(x, step, chosen)
-        return parts(self.o, self.bus, out, step.decode), chosen
+        return divided_parts(self.o, self.bus, out, step.decode), chosen
 
     def output(self, x: Tensor, step: Step) -> Tensor:
         """What all ranks make of it, float32 ``[R, hidden]``; of a layer with an indexer."""
-        return whole(self.o, self.bus, self._heads(x, step, ())[0], step.decode)
+        return divided_sum(self.o, self.bus, self._heads(x, step, ())[0], step.decode)
 
     def _heads(self, x: Tensor, step: Step, chosen: Selection) -> tuple[Tensor, Selection]:
         q_latent = rms_norm(self.q_latent.wide(x, step.decode), self.q_norm, self.eps, x.dtype)
@@ -116,7 +118,7 @@ class Layer:
         if index < config.first_k_dense_replace:
             self.mlp = FeedForward(shard, part, limit=config.swiglu_limit)
         else:
-            self.mlp = Mixture(config, shard, part, shared_apart=True)
+            self.mlp = mixture(config, shard, part, shared_apart=True)
 
     def __call__(
         self, x: Tensor, stream: Stream, next_norm: Tensor, step: Step, chosen: Selection

@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.feed_forward import FeedForward
 from dgpp_core.layers.gqa import GroupedQueryAttention
 from dgpp_core.layers.paged import PagedIndex
+from dgpp_core.layers.stream import Stream, divided_parts
 from dgpp_core.ops.linear import Linear
-from dgpp_core.ops.mlp import GateUp
-from dgpp_core.ops.residual import embed_norm, residual_norm
+from dgpp_core.ops.residual import embed_norm
 from dgpp_core.ops.rope import RotaryTable
 from dgpp_llama.config import LlamaConfig
 
@@ -22,25 +23,14 @@ class Layer:
         self.attention_norm = shard.weights.take(f"layers.{index}.attention_norm")
         self.qkv, self.o = Linear.load(shard, f"layers.{index}.qkv"), Linear.load(shard, f"layers.{index}.o")
         self.mlp_norm = shard.weights.take(f"layers.{index}.mlp_norm")
-        self.gate_up = GateUp.load(shard, f"layers.{index}.gate_up")
-        self.down = Linear.load(shard, f"layers.{index}.down")
+        self.mlp = FeedForward(shard, f"layers.{index}")
         heads = config.num_attention_heads // shard.bus.world, config.num_key_value_heads // shard.bus.world
         self.attend = GroupedQueryAttention(*heads, config.head_dim, config.head_dim**-0.5, rope=rope)
 
-    def _parts(self, product: Linear, x: Tensor, decode: bool) -> Tensor:
-        """What a product adds to the stream, ``[S, R, hidden]``; its inputs are divided among the ranks."""
-        if self.bus.world == 1:
-            return product.partials(x, decode)
-        return self.bus.all_reduce(product(x, decode)).float().unsqueeze(0)
-
     def attention(self, x: Tensor, index: PagedIndex, state: State, decode: bool) -> Tensor:
-        """Causal grouped-query attention over the request's rows."""
+        """Causal grouped-query attention over the request's rows; what it adds to the stream."""
         pools = state["k"][self.index], state["v"][self.index]
-        return self._parts(self.o, self.attend(self.qkv.wide(x, decode), index, *pools, x.dtype), decode)
-
-    def feed_forward(self, x: Tensor, decode: bool) -> Tensor:
-        """The gated feed-forward."""
-        return self._parts(self.down, self.gate_up(x, decode), decode)
+        return divided_parts(self.o, self.bus, self.attend(self.qkv.wide(x, decode), index, *pools, x.dtype), decode)
 
 
 class LlamaModel:
@@ -59,9 +49,10 @@ class LlamaModel:
         index, eps, decode = PagedIndex(batch, state["k"].shape[3]), self.config.rms_norm_eps, batch.keep_rows
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
         residual, x = embed_norm(self.embed, batch.tokens, norms[0], eps, self.dtype)
+        stream = Stream(residual, eps, self.dtype)
         for layer, next_norm in zip(self.layers, norms[1:], strict=True):
-            x = residual_norm(residual, layer.attention(x, index, state, decode), layer.mlp_norm, eps, self.dtype)
-            x = residual_norm(residual, layer.feed_forward(x, decode), next_norm, eps, self.dtype)
+            x = stream.add(layer.attention(x, index, state, decode), layer.mlp_norm)
+            x = layer.mlp(x, stream, next_norm, decode)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dgpp_core.api import Shard, State, StepBatch
-from dgpp_core.layers.delay import keep_newest
+from dgpp_core.layers.history import keep_newest
 from dgpp_core.layers.hyper_connections import collapse
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.norm import rms_norm
@@ -50,7 +50,7 @@ class Stage:
         """Put the rows of ``main`` ``[R, width]`` into the window."""
         ring = state["draft_window"][self.place]
         rows = self.projections.row(main, angles, batch.keep_rows)
-        keep_newest(batch, WINDOW.pack(rows, ring.dtype), ring)
+        keep_newest(batch, WINDOW.pack(rows, ring.dtype).unsqueeze(1), ring)
 
     def __call__(self, streams: Tensor, pre: Tensor, block: Block) -> tuple[Tensor, Tensor]:
         """As `dgpp_deepseek.deepseek41.model.Layer`."""

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.feed_forward import FeedForward, Mixture
 from dgpp_core.layers.hyper_connections import Coefficients, HyperConnection, collapse, expand
-from dgpp_core.ops.experts import Experts, combine
+from dgpp_core.ops.experts import Experts
 from dgpp_core.ops.fold import fold
 from dgpp_core.ops.linear import Linear
-from dgpp_core.ops.mlp import GateUp
 from dgpp_core.ops.norm import rms_norm
 from dgpp_core.ops.router import Router
 from dgpp_deepseek.deepseek41.attention import Attention
@@ -28,25 +28,15 @@ Attend = Callable[[Tensor], Tensor]
 """From what a layer's attention reads, ``[R, width]``, to what it gives, float32."""
 
 
-class Mixture:
-    """Routed experts and a shared one. Every rank holds a slice of each, so that all route alike."""
-
-    def __init__(self, config: Deepseek41Config, shard: Shard, part: str, counts: Counts) -> None:
-        self.bus, limit = shard.bus, config.swiglu_limit
-        self.router = Router(
-            shard.weights.matrix(f"{part}.router"), shard.weights.take(f"{part}.router_bias"), counts.met,
-            scale=config.routed_scaling_factor, score="sqrt_softplus",
-        )  # fmt: skip
-        self.gate_up = GateUp.load(shard, f"{part}.shared.gate_up", limit=limit)
-        self.down = Linear.load(shard, f"{part}.shared.down")
-        self.experts = Experts.load(shard, f"{part}.experts", experts=counts.count, shared=False, limit=limit)
-
-    def __call__(self, x: Tensor, decode: bool) -> Tensor:
-        """float32 ``[R, width]``, rounded to the dtype of ``x``."""
-        routing = self.router(x, decode)
-        given = combine(self.experts(x, routing, decode), routing) + self.down.wide(self.gate_up(x, decode), decode)
-        narrow = given.to(x.dtype)
-        return (narrow if self.bus.world == 1 else self.bus.all_reduce(narrow)).float()
+def mixture(config: Deepseek41Config, shard: Shard, part: str, counts: Counts) -> Mixture:
+    """The routed experts of one layer and a shared one."""
+    router = Router(
+        shard.weights.matrix(f"{part}.router"), shard.weights.take(f"{part}.router_bias"), counts.met,
+        scale=config.routed_scaling_factor, score="sqrt_softplus",
+    )  # fmt: skip
+    limit = config.swiglu_limit
+    experts = Experts.load(shard, f"{part}.experts", experts=counts.count, shared=False, limit=limit)
+    return Mixture(shard, router, experts, FeedForward(shard, f"{part}.shared", limit=limit))
 
 
 class Site:
@@ -72,7 +62,7 @@ class Layer:
         self.dtype = shard.dtype
         self.attention_site = Site(config, shard, f"{part}.attention")
         self.mlp_site = Site(config, shard, f"{part}.mlp")
-        self.mlp = Mixture(config, shard, f"{part}.mlp", counts)
+        self.mlp = mixture(config, shard, f"{part}.mlp", counts)
 
     def __call__(self, streams: Tensor, pre: Tensor, attend: Attend, decode: bool) -> tuple[Tensor, Tensor]:
         """Float32 streams ``[R, S, width]``, and the coefficients ``[R, S]`` by which the next site reads them.
@@ -82,7 +72,8 @@ class Layer:
         made = self.attention_site.connection(streams, decode)
         streams = self._expanded(streams, attend(self.attention_site.read(streams, pre)), made)
         after = self.mlp_site.connection(streams, decode)
-        streams = self._expanded(streams, self.mlp(self.mlp_site.read(streams, made.pre), decode), after)
+        given = self.mlp.output(self.mlp_site.read(streams, made.pre), decode).to(self.dtype).float()
+        streams = self._expanded(streams, given, after)
         return streams, after.pre
 
     def _expanded(self, streams: Tensor, given: Tensor, made: Coefficients) -> Tensor:

@@ -11,13 +11,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.feed_forward import FeedForward, Mixture
 from dgpp_core.layers.gqa import GroupedQueryAttention
 from dgpp_core.layers.paged import PagedIndex
+from dgpp_core.layers.stream import Stream, divided_parts
 from dgpp_core.ops.linear import Linear, load_recoded
 from dgpp_core.ops.residual import embed_norm
 from dgpp_core.ops.rope import RotaryTable
-from dgpp_glm.blocks import FeedForward, Mixture, Stream, parts
 from dgpp_glm.glm47.config import Glm47Config
+from dgpp_glm.mixture import mixture
 from dgpp_glm.tables import DRAFT_HEAD
 
 
@@ -60,7 +62,7 @@ class Attention:
         """``[S, R, hidden]``."""
         k_pool, v_pool = step.state["k"][self.layer], step.state["v"][self.layer]
         out = self.attend(self.qkv.wide(x, step.decode), step.rows, k_pool, v_pool, x.dtype)
-        return parts(self.o, self.bus, out, step.decode)
+        return divided_parts(self.o, self.bus, out, step.decode)
 
 
 class Layer:
@@ -76,7 +78,7 @@ class Layer:
         self.attention = Attention(config, shard, index, rope)
         self.mlp_norm = shard.weights.take(f"{part}.mlp_norm")
         dense = index < config.first_k_dense_replace
-        self.mlp: FeedForward | Mixture = FeedForward(shard, part) if dense else Mixture(config, shard, part)
+        self.mlp: FeedForward | Mixture = FeedForward(shard, part) if dense else mixture(config, shard, part)
 
     def __call__(self, x: Tensor, stream: Stream, next_norm: Tensor, step: Step) -> Tensor:
         """``[R, hidden]`` under this layer's norm to the stream after it under ``next_norm``."""

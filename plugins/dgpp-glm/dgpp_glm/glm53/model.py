@@ -7,10 +7,10 @@ from torch import Tensor
 from dgpp_core.api import Shard, State, StepBatch
 from dgpp_core.layers.paged import Selection
 from dgpp_core.layers.sparse_index import SparseIndexer
+from dgpp_core.layers.stream import Stream
 from dgpp_core.ops.linear import Linear, load_recoded
 from dgpp_core.ops.residual import embed_norm
 from dgpp_core.ops.rope import RotaryTable
-from dgpp_glm.blocks import Stream
 from dgpp_glm.glm53.config import Glm53Config
 from dgpp_glm.latent import INDEX_NORM_EPS, Attention, Layer, Step
 from dgpp_glm.tables import DRAFT_HEAD

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.stream import Stream
 from dgpp_core.ops.norm import rms_norm
-from dgpp_glm.blocks import Stream
 from dgpp_glm.drafter import MtpDrafter
 from dgpp_glm.glm53_flash.config import FlashConfig
 from dgpp_glm.glm53_flash.mixers import latent_attention

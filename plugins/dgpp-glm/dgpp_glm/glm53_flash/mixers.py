@@ -9,8 +9,8 @@ from dgpp_core.api import Shard
 from dgpp_core.layers.kimi_delta import KimiDeltaAttention
 from dgpp_core.layers.paged import Selection
 from dgpp_core.layers.pooled_index import PooledIndexer
+from dgpp_core.layers.stream import divided_sum
 from dgpp_core.ops.linear import Linear
-from dgpp_glm.blocks import whole
 from dgpp_glm.glm53_flash.config import FlashConfig
 from dgpp_glm.latent import INDEX_NORM_EPS, Attention, Step
 
@@ -47,7 +47,7 @@ class DeltaAttention:
         f, g = self.f.wide(f.contiguous(), step.decode), self.g.wide(g.contiguous(), step.decode)
         ring, states = step.state["conv"][self.place], step.state["delta"][self.place]
         seen = self.attend(step.rows.batch, qkv, f, b, g, ring, states, x.dtype)
-        return whole(self.o, self.bus, seen, step.decode)
+        return divided_sum(self.o, self.bus, seen, step.decode)
 
 
 class BlockIndexer:

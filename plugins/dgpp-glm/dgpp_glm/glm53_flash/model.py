@@ -6,14 +6,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.feed_forward import FeedForward, Mixture
 from dgpp_core.layers.hyper_connections import HyperConnection, collapse, expand
 from dgpp_core.ops.fold import fold
 from dgpp_core.ops.linear import Linear, load_recoded
 from dgpp_core.ops.norm import rms_norm
-from dgpp_glm.blocks import FeedForward, Mixture
 from dgpp_glm.glm53_flash.config import FlashConfig
 from dgpp_glm.glm53_flash.mixers import DeltaAttention, latent_attention
 from dgpp_glm.latent import Attention, Step
+from dgpp_glm.mixture import mixture
 from dgpp_glm.tables import DRAFT_HEAD
 
 
@@ -48,7 +49,7 @@ class Layer:
         if index < config.first_k_dense_replace:
             self.mlp = FeedForward(shard, part, limit=config.swiglu_limit)
         else:
-            self.mlp = Mixture(config, shard, part, shared_apart=True)
+            self.mlp = mixture(config, shard, part, shared_apart=True)
 
     def __call__(self, streams: Tensor, step: Step) -> Tensor:
         """float32 ``[R, S, hidden]`` to the same."""

@@ -7,9 +7,10 @@ import functools
 import torch
 from torch import Tensor
 
-from dgpp_core.api import Bus, Shard, State, StepBatch
+from dgpp_core.api import Shard, State, StepBatch
 from dgpp_core.formats.cache_rows import pack_fp8_rows, unpack_fp8_rows
 from dgpp_core.layers.paged import PagedIndex
+from dgpp_core.layers.stream import divided_parts
 from dgpp_core.layers.window import Read, window_attend
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.rope import RotaryTable, rotate
@@ -51,13 +52,6 @@ class Step:
     def window_angles(self) -> tuple[Tensor, Tensor]:
         """Cosines and sines for window layers."""
         return self._ropes.window.at(self.batch.positions.clamp(min=0))
-
-
-def parts_of(linear: Linear, bus: Bus, x: Tensor, decode: bool) -> Tensor:
-    """What a product whose inputs are divided among the ranks adds to the stream, ``[S, R, hidden]``."""
-    if bus.world == 1:
-        return linear.partials(x, decode)
-    return bus.all_reduce(linear(x, decode)).float().unsqueeze(0)
 
 
 Pair = tuple[Tensor, Tensor]
@@ -107,7 +101,7 @@ class Attention:
         if pools[0].dtype == torch.uint8:
             k, v, read = pack_fp8_rows(k.to(x.dtype)), pack_fp8_rows(v.to(x.dtype)), unpack_fp8_rows
         out = self.attend(q, (k, v), (pools[0], pools[1]), step, read)
-        return parts_of(self.o, self.bus, out.flatten(1), step.decode)
+        return divided_parts(self.o, self.bus, out.flatten(1), step.decode)
 
     def angles(self, step: Step) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the step's rows."""

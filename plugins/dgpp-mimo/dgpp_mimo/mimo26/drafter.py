@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
-from dgpp_core.layers.delay import delayed_batch, delayed_rows, keep_newest, newest_rows
+from dgpp_core.layers.history import delayed_batch, delayed_rows, keep_newest, newest_rows
+from dgpp_core.layers.stream import Stream
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.norm import rms_norm
 from dgpp_core.ops.pick import greedy
@@ -36,9 +37,9 @@ class Block:
         dtype = self.model.dtype
         embedded = rms_norm(self.model.embed[tokens], self.embedding_norm, self.eps, dtype)
         mixed = torch.cat((embedded, rms_norm(hidden, self.hidden_norm, self.eps, dtype)), dim=-1)
-        residual = self.mix.wide(mixed, batch.keep_rows)
-        x = rms_norm(residual, self.layer.attention_norm, self.eps, dtype)
-        return self.layer(x, residual, self.norm, Step(batch, state, self.model.ropes))
+        stream = Stream(self.mix.wide(mixed, batch.keep_rows), self.eps, dtype)
+        x = rms_norm(stream.residual, self.layer.attention_norm, self.eps, dtype)
+        return self.layer(x, stream, self.norm, Step(batch, state, self.model.ropes))
 
 
 class Mimo26Drafter:
@@ -60,12 +61,13 @@ class Mimo26Drafter:
         """
         ring = state["draft_hidden"][0]
         running = self.blocks[: len(state["draft_k"])]
-        earlier = [delayed_rows(batch, hidden, ring, lag) for lag in range(len(running))]
+        rows = hidden.unsqueeze(1)
+        earlier = [delayed_rows(batch, rows, ring, lag).squeeze(1).to(hidden.dtype) for lag in range(len(running))]
         outs = [
-            block(delayed_batch(batch, lag), rows, next_tokens, state)
-            for lag, (block, rows) in enumerate(zip(running, earlier, strict=True))
+            block(delayed_batch(batch, lag), seen, next_tokens, state)
+            for lag, (block, seen) in enumerate(zip(running, earlier, strict=True))
         ]
-        keep_newest(batch, hidden, ring)
+        keep_newest(batch, rows, ring)
         return outs[0]
 
     def propose(self, batch: StepBatch, hidden: Tensor, tokens: Tensor, depth: int, state: State) -> Tensor:
@@ -75,7 +77,7 @@ class Mimo26Drafter:
         for lag in range(1, depth):
             rows, earlier = newest_rows(batch, ring, lag)
             known = torch.stack(drafts, dim=1).flatten()
-            out = self.blocks[lag](rows, earlier.to(hidden.dtype), known, state)
+            out = self.blocks[lag](rows, earlier.squeeze(1).to(hidden.dtype), known, state)
             drafts.append(self._pick(out.view(len(tokens), lag, -1)[:, -1]))
         return torch.stack(drafts, dim=1)
 

@@ -9,46 +9,21 @@ from __future__ import annotations
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
-from dgpp_core.ops.experts import Experts, combine, combine_norm
+from dgpp_core.layers.feed_forward import FeedForward, Mixture
+from dgpp_core.layers.stream import Stream
+from dgpp_core.ops.experts import Experts
 from dgpp_core.ops.linear import Linear
-from dgpp_core.ops.mlp import GateUp
-from dgpp_core.ops.residual import embed_norm, residual_norm
+from dgpp_core.ops.residual import embed_norm
 from dgpp_core.ops.router import Router
-from dgpp_mimo.mimo26.attention import Attention, Ropes, Step, WindowAttention, parts_of
+from dgpp_mimo.mimo26.attention import Attention, Ropes, Step, WindowAttention
 from dgpp_mimo.mimo26.config import Mimo26Config
 
 
-class FeedForward:
-    """The gated feed-forward of the first layer and of the draft blocks."""
-
-    def __init__(self, config: Mimo26Config, shard: Shard, part: str) -> None:
-        self.bus, self.eps = shard.bus, config.layernorm_epsilon
-        self.gate_up = GateUp.load(shard, f"{part}.gate_up")
-        self.down = Linear.load(shard, f"{part}.down")
-
-    def __call__(self, x: Tensor, residual: Tensor, norm: Tensor, decode: bool) -> Tensor:
-        """Add it to the stream ``residual``, float32 ``[R, hidden]``; the new stream under ``norm``."""
-        parts = parts_of(self.down, self.bus, self.gate_up(x, decode), decode)
-        return residual_norm(residual, parts, norm, self.eps, x.dtype)
-
-
-class Mixture:
-    """Routed experts. Every rank holds a slice of each, so that all route alike."""
-
-    def __init__(self, config: Mimo26Config, shard: Shard, part: str) -> None:
-        self.bus, self.eps = shard.bus, config.layernorm_epsilon
-        weight, bias = shard.weights.matrix(f"{part}.router"), shard.weights.take(f"{part}.router_bias")
-        self.router = Router(weight, bias, config.num_experts_per_tok, scale=1.0)
-        self.experts = Experts.load(shard, f"{part}.experts", experts=config.n_routed_experts, shared=False)
-
-    def __call__(self, x: Tensor, residual: Tensor, norm: Tensor, decode: bool) -> Tensor:
-        """As `FeedForward`."""
-        routing = self.router(x, decode)
-        given = self.experts(x, routing, decode)
-        if self.bus.world == 1:
-            return combine_norm(residual, given, routing, norm, self.eps, x.dtype)
-        total = self.bus.all_reduce(combine(given, routing).to(x.dtype)).float()
-        return residual_norm(residual, total.unsqueeze(0), norm, self.eps, x.dtype)
+def mixture(config: Mimo26Config, shard: Shard, part: str) -> Mixture:
+    """The routed experts of one layer; there is no shared one."""
+    weight, bias = shard.weights.matrix(f"{part}.router"), shard.weights.take(f"{part}.router_bias")
+    experts = Experts.load(shard, f"{part}.experts", experts=config.n_routed_experts, shared=False)
+    return Mixture(shard, Router(weight, bias, config.num_experts_per_tok), experts)
 
 
 class Layer:
@@ -63,16 +38,15 @@ class Layer:
     def __init__(
         self, config: Mimo26Config, shard: Shard, part: str, kind: type[Attention], place: int, *, sparse: bool
     ) -> None:
-        self.eps = config.layernorm_epsilon
         self.attention_norm = shard.weights.take(f"{part}.attention_norm")
         self.attention = kind(config, shard, part, place)
         self.mlp_norm = shard.weights.take(f"{part}.mlp_norm")
-        self.mlp: FeedForward | Mixture = (Mixture if sparse else FeedForward)(config, shard, part)
+        self.mlp: FeedForward | Mixture = mixture(config, shard, part) if sparse else FeedForward(shard, part)
 
-    def __call__(self, x: Tensor, residual: Tensor, next_norm: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, stream: Stream, next_norm: Tensor, step: Step) -> Tensor:
         """``[R, hidden]`` under this layer's norm to the stream after it under ``next_norm``."""
-        x = residual_norm(residual, self.attention(x, step), self.mlp_norm, self.eps, x.dtype)
-        return self.mlp(x, residual, next_norm, step.decode)
+        x = stream.add(self.attention(x, step), self.mlp_norm)
+        return self.mlp(x, stream, next_norm, step.decode)
 
 
 class Mimo26Model:
@@ -97,8 +71,9 @@ class Mimo26Model:
         step, eps = Step(batch, state, self.ropes), self.config.layernorm_epsilon
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
         residual, x = embed_norm(self.embed, batch.tokens, norms[0], eps, self.dtype)
+        stream = Stream(residual, eps, self.dtype)
         for layer, next_norm in zip(self.layers, norms[1:], strict=True):
-            x = layer(x, residual, next_norm, step)
+            x = layer(x, stream, next_norm, step)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.feed_forward import FeedForward
 from dgpp_core.ops.activation import sigmoid
 from dgpp_core.ops.experts import Experts, combine
 from dgpp_core.ops.linear import Linear
-from dgpp_core.ops.mlp import GateUp
 from dgpp_core.ops.rope import RotaryTable
 from dgpp_core.ops.router import Router
 from dgpp_qwen.flash_next.branches import Mix, Site, add, rows_of
@@ -31,16 +31,14 @@ class Mixture:
             normalise=config.norm_topk_prob, score="softmax",
         )  # fmt: skip
         self.shared_gate = Linear.load(shard, f"{part}.shared_gate")
-        self.gate_up = GateUp.load(shard, f"{part}.shared.gate_up")
-        self.down = Linear.load(shard, f"{part}.shared.down")
+        self.shared = FeedForward(shard, f"{part}.shared")
         self.experts = Experts.load(shard, f"{part}.experts", experts=config.num_experts, shared=False)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """float32 ``[R, width]``."""
         routing = self.router(x, step.decode)
         routed = combine(self.experts(x, routing, step.decode), routing)
-        shared = self.down.wide(self.gate_up(x, step.decode), step.decode)
-        return routed + sigmoid(self.shared_gate.wide(x, step.decode)) * shared
+        return routed + sigmoid(self.shared_gate.wide(x, step.decode)) * self.shared.given(x, step.decode)
 
 
 class Layer:

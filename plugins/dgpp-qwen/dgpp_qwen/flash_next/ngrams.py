@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from dgpp_core.api import CheckpointError, Shard
 from dgpp_core.layers.block_index import unit_norm
-from dgpp_core.layers.history import causal_convolution, with_history
+from dgpp_core.layers.convolution import causal_convolution
+from dgpp_core.layers.history import with_history
 from dgpp_core.ops.activation import sigmoid, silu
 from dgpp_core.ops.fold import fold
 from dgpp_core.ops.linear import Linear

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import StepBatch
-from dgpp_core.layers.delay import delayed_batch, delayed_rows, keep_newest, newest_rows
+from dgpp_core.layers.history import delayed_batch, delayed_rows, keep_newest, newest_rows, with_history
 
-LENGTH, WIDTH, DELAY, STEP = 40, 3, 2, 4
-ROWS = torch.randn(3, LENGTH, WIDTH, generator=torch.Generator().manual_seed(4))
+LENGTH, HEADS, WIDTH, DELAY, STEP = 40, 2, 3, 2, 4
+ROWS = torch.randn(3, LENGTH, HEADS, WIDTH, generator=torch.Generator().manual_seed(4))
 
 
 def batch(starts: dict[int, int], counts: tuple[int, ...], *, keep: bool) -> StepBatch:
@@ -28,15 +28,15 @@ def own(step: StepBatch) -> Tensor:
 
 
 def fresh_ring() -> Tensor:
-    return torch.full((3, 1, DELAY + 1 + STEP, WIDTH), 7.0)
+    return torch.full((3, HEADS, DELAY + 1 + STEP, WIDTH), 7.0)
 
 
 def check(step: StepBatch, found: Tensor, delay: int) -> None:
     row = 0
     for slot, start, n in zip(step.slots.tolist(), step.lengths.tolist(), step.counts, strict=True):
         for position in range(start, start + n):
-            if position >= delay:
-                assert torch.equal(found[row], ROWS[slot, position - delay])
+            wanted = ROWS[slot, position - delay] if position >= delay else torch.zeros(HEADS, WIDTH)
+            assert torch.equal(found[row], wanted)
             row += 1
 
 
@@ -50,11 +50,29 @@ def test_rows_of_chunks_and_of_verify_steps(delay: int) -> None:
         starts = {slot: start + n for (slot, start), n in zip(starts.items(), counts, strict=True)}
     for accepted in (1, STEP, 2, 1, 3):
         step = batch(starts, (STEP, STEP), keep=True)
-        rows = own(step).view(2, STEP, WIDTH).clone()
+        rows = own(step).view(2, STEP, HEADS, WIDTH).clone()
         check(step, delayed_rows(step, rows.flatten(0, 1), ring, delay), delay)
         rows[:, accepted:] = 99.0  # rejected rows lie in the ring until they are overwritten
         keep_newest(step, rows.flatten(0, 1), ring)
         starts = {slot: start + accepted for slot, start in starts.items()}
+
+
+@pytest.mark.parametrize("reach", [1, DELAY, DELAY + 1])
+def test_the_history_of_chunks_and_of_verify_steps(reach: int) -> None:
+    ring, starts = fresh_ring(), {0: 0, 2: 0}
+    steps = [(counts, False, counts) for counts in ((1, 2), (1, 1), (17, 1), (3, 5))]
+    steps += [((STEP, STEP), True, (accepted, accepted)) for accepted in (1, STEP, 2, 1, 3)]
+    padded = torch.cat((torch.zeros(3, reach, HEADS, WIDTH), ROWS), dim=1)
+    for counts, keep, accepted in steps:
+        rows = [ROWS[slot, start : start + n].clone() for (slot, start), n in zip(starts.items(), counts, strict=True)]
+        for own, kept in zip(rows, accepted, strict=True):
+            own[kept:] = 99.0  # rejected rows lie in the ring until they are overwritten
+        runs = with_history(batch(starts, counts, keep=keep), torch.cat(rows), ring, reach)
+        assert len(runs) == (1 if keep else 2)
+        found = [segment for run in runs for segment in run]
+        for (slot, start), own, segment in zip(starts.items(), rows, found, strict=True):
+            assert torch.equal(segment, torch.cat((padded[slot, start : start + reach], own)))
+        starts = {slot: start + n for (slot, start), n in zip(starts.items(), accepted, strict=True)}
 
 
 def test_a_delayed_batch_begins_below_zero() -> None:
