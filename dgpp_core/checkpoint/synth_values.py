@@ -13,8 +13,8 @@ from torch import Tensor
 from dgpp_core.api.bindings import Binding
 from dgpp_core.checkpoint.check import parts_of
 from dgpp_core.checkpoint.reader import TORCH_DTYPES
-from dgpp_core.formats.codebook import LEVELS
 from dgpp_core.formats.codec import encode
+from dgpp_core.formats.levels import LEVELS
 from dgpp_core.formats.scalars import E2M1_LEVELS
 
 ENCODED_ELEMENTS = 1 << 20

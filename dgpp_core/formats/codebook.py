@@ -14,17 +14,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from dgpp_core.formats.levels import LEVELS
 from dgpp_core.formats.scalars import constant, in_groups
 from dgpp_core.formats.storage import require_aligned
 from dgpp_core.formats.stored import StoredMatrix, spread, take_columns
 
 GROUP, BLOCK, WORD_BITS = 128, 32, 32
-LEVELS = {
-    3: (-127, -79, -45, -14, 14, 45, 79, 127),
-    4: (-127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127),
-    6: tuple(range(-32, 32)),
-}
-"""By bits, what a field stands for, before its scale."""
 LARGEST = {3: 127 / 0.75, 4: 127.0, 6: 31.0}
 """By bits, what the largest magnitude of a group is mapped to. In 3 bits it lies beyond the last level."""
 TURN = 0.17677669529663687

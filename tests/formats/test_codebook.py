@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dgpp_core.formats import codebook
-from dgpp_core.formats.codebook import LEVELS, CodebookMatrix
+from dgpp_core.formats.codebook import CodebookMatrix
+from dgpp_core.formats.levels import LEVELS
 
 BITS = [3, 4, 6]
 SIGNS = torch.tensor([[(-1.0) ** (i & j).bit_count() for j in range(32)] for i in range(32)], dtype=torch.float64)
@@ -22,7 +23,7 @@ def normal(*shape: int) -> Tensor:
 
 def turned(x: Tensor) -> Tensor:
     """Blocks of 32 times the Hadamard matrix, without its factor; float64."""
-    return (x.double().unflatten(-1, (-1, 32)) @ SIGNS).flatten(-2)
+    return (x.double().view(*x.shape[:-1], -1, 32) @ SIGNS).flatten(-2)
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from dgpp_core.api import ConfigError
+from dgpp_core.formats.levels import LEVELS
 
 WHERE = "quantization_config"
 REGEX = "re:"
@@ -86,10 +87,16 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True):
     exclude_modules: list[str] | None = None
     config_groups: dict[str, _Group] | None = None
     format: str | None = None
+    version: Any = None
+    codebook: Any = None
+    transform: Any = None
 
 
-def read_quantisation(raw: Mapping[str, Any] | None) -> Quantisation:
+def read_quantisation(raw: Mapping[str, Any] | None, mixtures: Sequence[int] = ()) -> Quantisation:
     """Check and read the section; without one everything is dense.
+
+    Args:
+        mixtures: the layers with experts, for a section that names no modules; without them it is refused.
 
     Raises:
         ConfigError: naming the key whose value is not supported.
@@ -106,6 +113,8 @@ def read_quantisation(raw: Mapping[str, Any] | None) -> Quantisation:
         return _modelopt(c)
     if c.quant_method == "compressed-tensors":
         return _packed(c)
+    if c.quant_method == CODEBOOK["quant_method"] and mixtures:
+        return _codebook(c, mixtures)
     raise _refuse("quant_method", c.quant_method, "'fp8', 'modelopt' or 'compressed-tensors'")
 
 
@@ -154,6 +163,29 @@ def _packed(c: _Json) -> Quantisation:
         # The name of torch's class stands for every linear layer.
         rules.append(Rule(tuple("*" if name == "Linear" else name for name in group.targets), storage))
     return Quantisation("dense", ignored, tuple(rules))
+
+
+CODEBOOK: Mapping[str, Any] = {
+    "quant_method": "dgpp_nf4i8", "format": "mixed-codebook-packed", "version": 1, "codebook": list(LEVELS[4]),
+    "transform": {"type": "hadamard", "block_size": 32},
+}  # fmt: skip
+"""Experts in a codebook of 4 bits, attention and shared experts in int8. Neither levels nor turn are read from it: what
+it says of them must be what `dgpp_core.formats.codebook` has."""
+
+
+def _codebook(c: _Json, mixtures: Sequence[int]) -> Quantisation:
+    for key in ("format", "version", "codebook", "transform"):
+        found = getattr(c, key)
+        if found != CODEBOOK[key] and (found is not None or key in ("format", "version")):
+            raise _refuse(key, found, repr(CODEBOOK[key]))
+    layers = rf"{REGEX}.*layers\.(?:{'|'.join(map(str, mixtures))})\."
+    attention = rf"{layers}self_attn\.(?:q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)$"
+    return Quantisation(
+        rules=(
+            Rule((rf"{layers}mlp\.experts\.",), "code4_g128"),
+            Rule((attention, rf"{layers}mlp\.shared_experts\."), "int8_g64"),
+        )
+    )
 
 
 _PACKED = ("int4_g64", "int8_g64", "int4_g128", "int8_g128")

@@ -93,6 +93,27 @@ def test_a_quantisation_it_cannot_load_is_refused_by_key(section: dict[str, Any]
     assert key in str(refused.value)
 
 
+def test_a_release_in_a_codebook() -> None:
+    """Experts alone are in it; the draft layer and the first three are dense, as in the release in integers."""
+    config = read_config(FULL | {"quantization_config": QUANTISED["nf4i8"]})
+    stored = {b.name: b.storage for b in bindings(config).tensors}
+    integers = {b.name: b.storage for b in bindings(read_config(FULL)).tensors}
+    named = {"int4_g64": "code4_g128", "int8_g64": "int8_g64", "dense": "dense"}
+    assert stored == {name: named[storage] for name, storage in integers.items()}
+    held = parameters(bindings(config), 4)["layers.5.experts.down"]
+    assert held.bytes("cuda") == 256 * (6144 * 512 // 2 + 6144 * 512 // 128 * 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("version", 2), ("format", "packed"), ("codebook", [*range(16)]), ("transform", {"type": "none"})],
+)
+def test_a_codebook_that_is_another_is_refused_by_key(key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_config(TINY | {"quantization_config": QUANTISED["nf4i8"] | {key: value}})
+    assert key in str(refused.value)
+
+
 def test_groups_of_128_for_every_linear_layer() -> None:
     section = changed(group_size=128)
     section["config_groups"]["group_0"] |= {"targets": ["Linear"]}
@@ -110,7 +131,7 @@ def test_the_release_is_bound_tensor_by_tensor() -> None:
     assert kinds["int4_g64", ""] == 75 * 256 * 3
     assert kinds["int8_g64", ""] == 75 * (4 + 3)
     assert kinds["int8_g64", "dense"] == 75, "what makes keys and values of latents is widened when it is loaded"
-    assert kinds["dense", "nvfp4"] == 257 * 3, "the draft layer's experts are dense there and recoded here"
+    assert kinds["dense", "nvfp4"] == 257 * 3 + 1, "the draft layer's experts and mix are dense there and recoded here"
     wide = ("F32",)
     sizes = (
         sum(math.prod(part.shape) * BYTES["F32" if b.formats == wide else _released(part.dtypes)] for part in each)

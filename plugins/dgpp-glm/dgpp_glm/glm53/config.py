@@ -137,7 +137,7 @@ def read_config(raw: Mapping[str, Any]) -> Glm53Config:
         topk_group=c.topk_group,
         norm_topk_prob=c.norm_topk_prob,
         routed_scaling_factor=c.routed_scaling_factor,
-        quantisation=read_quantisation(c.quantization_config),
+        quantisation=read_quantisation(c.quantization_config, range(c.first_k_dense_replace, c.num_hidden_layers)),
     )
     check_mixture(config)
     _check_layer_types(c)

@@ -6,6 +6,7 @@ from typing import Any
 
 from dgpp_core.api import ModelSpec
 from dgpp_glm.glm53.config import read_config
+from dgpp_glm.quantisation import CODEBOOK
 
 _LAYERS = r"re:model\.layers\.(?:[3-9]|[1-6][0-9]|7[0-7])\."
 _GATED = "(?:gate_proj|up_proj|down_proj)$"
@@ -32,6 +33,7 @@ QUANTISED: dict[str, dict[str, Any]] = {
             "re:.*norm.*", r"re:.*mlp\.gate$",
         ],
     },
+    "nf4i8": dict(CODEBOOK),
 }  # fmt: skip
 """``quantization_config`` by weight format; layers 0 to 2 and the draft layer, 78, are dense."""
 
