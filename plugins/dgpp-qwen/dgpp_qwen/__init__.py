@@ -80,12 +80,12 @@ def dgpp_memory_plan(config: ModelConfig, settings: Mapping[str, Any]) -> tuple[
     if config.encoding is None:
         return terms
     places = 4 * 3 * (settings.get("max_concurrency", 1) + 1) * config.max_positions
-    turns = 8 * config.rotary_dim + config.encoding.width // config.encoding.heads
     return (
         *terms,
-        PlanTerm("turns of images", turns),
+        PlanTerm("turns of images", 8 * config.rotary_dim),
         PlanTerm("places of positions", places, exact=False),
         PlanTerm("images seen", SEEN_BYTES, exact=False),
+        PlanTerm("an image being encoded", config.encoding.working_bytes, exact=False),
     )
 
 

@@ -7,22 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dgpp_core.api import Shard
+from dgpp_core.layers.image_patches import Dense, places, see_all, turns
 from dgpp_core.ops.rope import rotate
 from dgpp_qwen.flash_next.vision import Encoding
 
 EPS = 1e-6
-THETA = 10_000.0
-
-
-class Dense:
-    """A product with a bias."""
-
-    def __init__(self, shard: Shard, part: str) -> None:
-        self.weight, self.bias = shard.weights.take(f"{part}.weight"), shard.weights.take(f"{part}.bias")
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[n, inputs]`` to ``[n, outputs]``."""
-        return F.linear(x, self.weight.flatten(1), self.bias)
 
 
 class Norm:
@@ -49,9 +38,7 @@ class Block:
         """``[n, width]``."""
         q, k, v = self.qkv(self.norm1(x)).view(len(x), 3, self.heads, -1).unbind(1)
         q, k = rotate(q, *angles), rotate(k, *angles)
-        q, k, v = (part.transpose(0, 1) for part in (q, k, v))
-        seen = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
-        x = x + self.proj(seen)
+        x = x + self.proj(see_all(q, k, v))
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
 
 
@@ -65,29 +52,17 @@ class Encoder:
         self.blocks = [Block(config, shard, f"encoder.blocks.{index}") for index in range(config.depth)]
         self.norm = Norm(shard, "encoder.merger.norm")
         self.fc1, self.fc2 = Dense(shard, "encoder.merger.fc1"), Dense(shard, "encoder.merger.fc2")
-        quarter = config.width // config.heads // 4
-        self.frequencies = 1.0 / THETA ** (torch.arange(quarter, dtype=torch.float32, device=shard.device) / quarter)
 
     def __call__(self, patches: Tensor, rows: int, columns: int) -> Tensor:
         """``[rows * columns, output]`` from float32 patches, in the order of `dgpp_core.images.patches`."""
         merge = self.config.merge_size
-        row, column = self._coordinates(rows, columns)
+        row, column = places(rows, columns, merge, self.device)
         x = self.patch(patches.to(self.dtype)) + self._resampled(row, column, rows * merge, columns * merge)
-        turned = torch.cat((row.unsqueeze(1) * self.frequencies, column.unsqueeze(1) * self.frequencies), dim=1)
-        angles = turned.cos().unsqueeze(1), turned.sin().unsqueeze(1)
+        angles = turns(row, column, self.config.width // self.config.heads)
         for block in self.blocks:
             x = block(x, angles)
         merged = self.norm(x).view(rows * columns, -1)
         return self.fc2(F.gelu(self.fc1(merged)))
-
-    def _coordinates(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Row and column of each patch, in their order: squares row by row, and row by row inside them."""
-        merge = self.config.merge_size
-        shape = (rows, columns, merge, merge)
-        places = torch.arange(max(rows, columns) * merge, device=self.device).view(-1, merge)
-        row = places[:rows].view(rows, 1, merge, 1).expand(shape)
-        column = places[:columns].view(1, columns, 1, merge).expand(shape)
-        return row.reshape(-1), column.reshape(-1)
 
     def _resampled(self, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
         """The learned square of positions, stretched to the patches of an image, corner to corner and bilinearly."""

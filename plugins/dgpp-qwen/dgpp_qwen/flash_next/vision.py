@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dgpp_core.api import Binding, ConfigError, Init
+from dgpp_core.formats.resident import SEEN_TOKENS
 
 VISUAL = "model.visual"
 
@@ -38,6 +39,12 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True):
     def patch_values(self) -> int:
         """Of a patch: colours, frames, pixels."""
         return 3 * self.frames * self.patch_size**2
+
+    @property
+    def working_bytes(self) -> int:
+        """The most that encoding an image takes beside its rows, all in float32: in attention or in a feed-forward."""
+        values = self.patch_values + max(16 * self.width, 3 * self.width + 2 * self.inner)
+        return 4 * SEEN_TOKENS * self.merge_size**2 * values
 
 
 class _Json(msgspec.Struct, frozen=True, kw_only=True):
