@@ -23,6 +23,15 @@ MAX_SIDE = 16_384
 MAX_PIXELS = 32 << 20
 
 
+def media_type_of(data: bytes) -> str:
+    """The media type of an image by how its file begins; empty where it is none that is taken."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    return "image/webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else ""
+
+
 def decode(data: bytes, media_type: str, param: str) -> Image.Image:
     """The image in ``data`` as RGB, what shows through composed on white. Not turned by EXIF, profiles not applied.
 

@@ -16,6 +16,7 @@ from litestar.types import ASGIApp
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.access import OPEN, key_guard
 from dgpp_core.server.answer import internal_error
+from dgpp_core.server.file_routes import FILE_ROUTES
 from dgpp_core.server.job import model_not_found
 from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.messages.bodies import message_error
@@ -42,7 +43,7 @@ def create_app(service: Service, *, routes: Sequence[Any] = (), keys: KeyRing | 
     """The application of ``service``, with further Litestar ``routes``; with ``keys``, requests must show one."""
     own = (chat, completions, list_models, get_model, get_health, get_metrics, get_openapi)
     return Litestar(
-        [*own, *RESPONSES_ROUTES, *MESSAGES_ROUTES, *TOKEN_ROUTES, *routes],
+        [*own, *RESPONSES_ROUTES, *MESSAGES_ROUTES, *TOKEN_ROUTES, *FILE_ROUTES, *routes],
         state=State({"service": service}),
         guards=[] if keys is None else [key_guard(keys)],
         exception_handlers={RequestError: _on_request_error, HTTPException: _on_http, Exception: _on_exception},

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from dgpp_core.api.errors import RequestError
-from dgpp_core.images.decode import MAX_FILE_BYTES, bad_image, decode, lay_out
+from dgpp_core.images.decode import MAX_FILE_BYTES, bad_image, decode, lay_out, media_type_of
 from dgpp_core.images.picture import Picture
 from dgpp_core.server.data_uri import read_data_uri
 from dgpp_core.server.files import Files
@@ -31,9 +31,10 @@ SAME_TYPE = {"image/jpg": "image/jpeg"}
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True):
-    """An image; `url` is a data URI. `low` takes a fourth of the tokens."""
+    """An image: a data URI in `url`, or an uploaded file in `file_id`. `low` takes a fourth of the tokens."""
 
-    url: str
+    url: str | None = None
+    file_id: str | None = None
     detail: Literal["auto", "high", "low"] = "auto"
 
 
@@ -90,21 +91,19 @@ class _Taking:
         if role not in FILE_ROLES:
             raise _unsupported(path, f"files belong in messages of {' and '.join(FILE_ROLES)}")
         path = f"{path}.file"
-        name, data = self._files.data(part.get("file"), path)
-        self._data += len(data)
-        self._files.check_total(self._data, self._text, path)
-        text = self._files.text(name, data, path)
+        file = self._files.given(part.get("file"), path)
+        self._data += len(file.data)
+        self._files.check_total(self._data, self._text, file.param)
+        text = self._files.text(file)
         self._text += len(text.encode())
-        self._files.check_total(self._data, self._text, path)
+        self._files.check_total(self._data, self._text, file.param)
         return {"type": "text", "text": text}
 
     def _picture(self, part: Mapping[str, Any], path: str, sight: Sight) -> Picture:
         body = convert(f"{path}.image_url", part.get("image_url"), ImageUrl)
-        param = f"{path}.image_url.url"
-        inline = read_data_uri(body.url, MAX_FILE_BYTES, param, "invalid_image")
-        media_type = SAME_TYPE.get(inline.media_type, inline.media_type)
+        data, media_type, param = self._image(body, f"{path}.image_url")
         with sight.turn:
-            image = decode(inline.data, media_type, param)
+            image = decode(data, media_type, param)
             self._pixels += image.width * image.height
             if self._pixels > MOST_PIXELS:
                 raise bad_image(param, f"the images of a request may have {MOST_PIXELS} pixels together")
@@ -116,6 +115,20 @@ class _Taking:
         if self._rgb > MOST_RGB_BYTES:
             raise bad_image(param, f"the images of a request may have {MOST_RGB_BYTES} bytes together, resized")
         return picture
+
+    def _image(self, body: ImageUrl, path: str) -> tuple[bytes, str, str]:
+        """An image's bytes, its media type, and the field that they come from."""
+        if body.file_id is None:
+            param = f"{path}.url"
+            if body.url is None:
+                raise RequestError(f"`{param}` is required", param=param, code="invalid_image")
+            inline = read_data_uri(body.url, MAX_FILE_BYTES, param, "invalid_image")
+            return inline.data, SAME_TYPE.get(inline.media_type, inline.media_type), param
+        param = f"{path}.file_id"
+        if body.url is not None:
+            raise RequestError(f"`{param}` and `{path}.url` are two images: send one", param=param)
+        _, data = self._files.kept(body.file_id, param)
+        return data, media_type_of(data), param
 
 
 def _unsupported(path: str, what: str) -> RequestError:

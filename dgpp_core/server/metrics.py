@@ -26,6 +26,7 @@ def json_metrics(service: Service) -> dict[str, Any]:
         "service": _service(service, stats, settings),
         "prefix_cache": _prefix_cache(service, stats, settings),
         "prefill": _prefill(service, stats),
+        "files": _files(service),
     }
 
 
@@ -108,6 +109,12 @@ def _prefix_cache(service: Service, stats: Stats, settings: EngineSettings) -> d
         "ttft_miss_count": timings.misses.count,
         "ttft_miss_ms_avg": timings.misses.mean_ms,
     }
+
+
+def _files(service: Service) -> dict[str, int]:
+    store = service.store
+    limit = service.served.options.files.max_storage_bytes
+    return {"kept": store.count, "bytes": store.charged, "bytes_limit": limit}
 
 
 def _prefill(service: Service, stats: Stats) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 from dgpp_core import __version__
 from dgpp_core.server.attachments import ImageUrl
 from dgpp_core.server.call_bodies import CalledCustom
+from dgpp_core.server.file_routes import FILE_PATHS, FILE_TYPES
 from dgpp_core.server.files import FileBody
 from dgpp_core.server.messages.openapi import MESSAGES_PATHS, MESSAGES_TYPES
 from dgpp_core.server.models import Health, ModelList, ModelObject
@@ -197,7 +198,7 @@ TYPES = (
 @cache
 def document() -> bytes:
     """The OpenAPI 3.1 document as JSON."""
-    types = (*TYPES, *RESPONSES_TYPES, *MESSAGES_TYPES, *TOKEN_TYPES)
+    types = (*TYPES, *RESPONSES_TYPES, *MESSAGES_TYPES, *TOKEN_TYPES, *FILE_TYPES)
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     tools = {"type": "array", "maxItems": 128, "items": any_of(("FunctionTool", "CustomTool"))}
     messages = {"type": "array", "minItems": 1, "items": ref("ChatMessage")}
@@ -223,6 +224,7 @@ def _paths() -> dict[str, Any]:
         **RESPONSES_PATHS,
         **MESSAGES_PATHS,
         **TOKEN_PATHS,
+        **FILE_PATHS,
         "/v1/models": reads("List what is served.", {"application/json": ref("ModelList")}),
         "/v1/models/{model_id}": model | {"parameters": [model_id]},
         "/health": _health(),

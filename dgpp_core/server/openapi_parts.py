@@ -8,9 +8,10 @@ from typing import Any
 ERRORS = {
     400: "The request is at fault; `param` names the field.",
     401: "The service needs an API key.",
-    404: "The model is not served here.",
+    404: "The model is not served here, or there is no such file.",
     408: "A file took too long to read.",
-    413: "The body is larger than `http.max_body_bytes`.",
+    413: "The body is larger than `http.max_body_bytes`, or a file than may be.",
+    500: "The server is at fault.",
     503: "The server is full, stopping, or its engine has failed.",
 }
 
@@ -41,7 +42,13 @@ def answers(summary: str, request: str, answer: str, *, error: str = "ErrorBody"
 def _posts(summary: str, request: str, answer: str, content: Mapping[str, Any], error: str) -> dict[str, Any]:
     responses = {"200": {"description": answer, "content": content}}
     body = {"required": True, "content": {"application/json": {"schema": ref(request)}}}
-    return {"post": {"summary": summary, "requestBody": body, "responses": responses | errors(ERRORS, error)}}
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": body,
+            "responses": responses | errors((400, 401, 404, 408, 413, 503), error),
+        }
+    }
 
 
 def reads(summary: str, content: Mapping[str, Any], statuses: Iterable[int] = ()) -> dict[str, Any]:

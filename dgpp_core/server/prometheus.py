@@ -76,6 +76,8 @@ class _Snapshot:
                 sum(p.prompt_tokens for p in stats.prefills),
             ),
             "prefill_processed_tokens": ("Those that have been.", sum(p.processed_tokens for p in stats.prefills)),
+            "files_kept": ("Uploaded files.", self._service.store.count),
+            "files_kept_bytes": ("What they count for against the limit.", self._service.store.charged),
             "engine_failed": ("1 once the engine has failed.", int(client.failure is not None)),
             "snapshot_age_seconds": ("Age of the engine's counters.", client.timings.beat_age_ms() / 1e3),
             "queue_limit": ("Requests that may wait.", options.queue_limit),

@@ -78,7 +78,12 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def served_model(
-    options: ServeOptions, text: TextStack, ready: Ready, created: int, trial: Trial | None = None
+    options: ServeOptions,
+    text: TextStack,
+    ready: Ready,
+    created: int,
+    trial: Trial | None = None,
+    files: Files | None = None,
 ) -> Served:
     """The model of ``options``, now that its text and its engine are there."""
     names = [field.name for field in msgspec.structs.fields(SamplingDefaults)]
@@ -94,5 +99,5 @@ def served_model(
         constrained=ready.constrained and bool(text.defaults.eos_ids),
         trial=trial,
         sight=sight_of(options.vision, text),
-        files=Files(options.files),
+        files=files or Files(options.files),
     )

@@ -19,6 +19,7 @@ from dgpp_core.server.job import Job
 from dgpp_core.server.logs import fields
 from dgpp_core.server.replies import Head
 from dgpp_core.server.served import Served
+from dgpp_core.server.store import FileStore
 
 THREAD_BYTES = 16_384
 """Bodies above this size are prepared in a thread, so that running streams do not wait for a tokenizer."""
@@ -54,11 +55,12 @@ class Service:
     """One served model with its engine.
 
     Attributes:
+        store: uploaded files.
         registry: histograms, for the Prometheus exposition.
     """
 
-    def __init__(self, served: Served, client: EngineClient, outside: Outside) -> None:
-        self.served, self.client, self.outside = served, client, outside
+    def __init__(self, served: Served, client: EngineClient, outside: Outside, store: FileStore) -> None:
+        self.served, self.client, self.outside, self.store = served, client, outside, store
         self.registry = CollectorRegistry()
         self.counters = Counters(self.registry, served.options.served_id)
         self._beside = ThreadPoolExecutor(HELD_THREADS, "held")

@@ -23,6 +23,7 @@ from dgpp_core.server.access import AccessLog, exposure
 from dgpp_core.server.app import create_app
 from dgpp_core.server.engine_client import EngineClient
 from dgpp_core.server.engine_process import EngineProcess, engine_process
+from dgpp_core.server.files import Files
 from dgpp_core.server.http import Server, http_server, listen
 from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.options import ServeOptions
@@ -31,6 +32,7 @@ from dgpp_core.server.progress import LoadingDisplay
 from dgpp_core.server.ranks import LEAVE_S, describe_status, listen_for_ranks, local_ranks, rank_environ, ranks_of
 from dgpp_core.server.served import served_model
 from dgpp_core.server.service import Outside, Service
+from dgpp_core.server.store import FileStore
 from dgpp_core.server.timings import Timings
 from dgpp_core.text.grammar.frames import Tokens
 from dgpp_core.text.grammar.trial import Trial
@@ -153,7 +155,11 @@ async def serve(
 ) -> int:
     """As `run`, in a running loop, with everything from outside as arguments."""
     keys = KeyRing(Path(options.http.api_key_file).expanduser()) if options.http.api_key_file else None
-    async with _engine(options, worker_module, worker_arguments, outside) as (engine, boot):
+    store = await asyncio.to_thread(FileStore, options.files, outside.random_bytes)
+    files = Files(options.files, store.read)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(store.close)
+        engine, boot = await stack.enter_async_context(_engine(options, worker_module, worker_arguments, outside))
         ready = await _start(engine, boot, stopping)
         if ready is None:  # an engine that loads does not listen: it is ended with the block
             return 0
@@ -161,8 +167,8 @@ async def serve(
         client = EngineClient(engine.send, ready, capacity=options.slots + options.queue_limit, timings=timings)
         engine.on_message = client.receive
         trial = await asyncio.to_thread(_trial, text, ready)
-        served = served_model(options, text, ready, int(outside.time()), trial)
-        service = Service(served, client, outside)
+        served = served_model(options, text, ready, int(outside.time()), trial, files)
+        service = Service(served, client, outside, store)
         inner = create_app(service, routes=(*page_routes(), *routes), keys=keys)
         app = AccessLog(inner, outside.clock, outside.random_bytes)
         server = http_server(app, max_connections=options.max_connections, drain_s=timing.drain)
@@ -174,7 +180,7 @@ async def serve(
         finally:
             if trial is not None:
                 trial.close()
-            served.files.close()
+            files.close()
         left = await engine.leave(force=server.force_exit)
         failed = left > 0 or (left < 0 and options.world is not None)  # the ranks were not compared then
         if failed and not status:

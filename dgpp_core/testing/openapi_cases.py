@@ -46,7 +46,7 @@ BETWEEN_FIELDS = (
 def operations() -> list[tuple[str, str]]:
     """Path and method of everything in the document."""
     paths = json.loads(document())["paths"]
-    return [(path, method) for path, item in paths.items() for method in ("get", "post") if method in item]
+    return [(path, method) for path, item in paths.items() for method in ("get", "post", "delete") if method in item]
 
 
 def runs() -> list[tuple[str, str, str]]:

@@ -84,7 +84,7 @@ BAD: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"type": "file"}, 400, None, "file"),
     ({"type": "file", "file": []}, 400, None, "file"),
     ({"type": "file", "file": {}}, 400, None, "file.file_data"),
-    (file(b"x", file_id="file-1"), 400, "unsupported_parameter", "file.file_id"),
+    (file(b"x", file_id="file-1"), 400, None, "file.file_id"),
     (file(b"x", file_url="http://127.0.0.1/"), 400, "unsupported_parameter", "file.file_url"),
     (file("http://127.0.0.1/x.txt"), 400, "invalid_file", "file.file_data"),
     (file("x"), 400, "invalid_file", "file.file_data"),

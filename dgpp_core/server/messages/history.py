@@ -9,6 +9,7 @@ from typing import Any
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.messages.requests import (
     DocumentBlock,
+    FileSource,
     HiddenThinkingBlock,
     ImageBlock,
     InlineSource,
@@ -157,12 +158,16 @@ def _part(block: PartBlock) -> dict[str, Any]:
     if isinstance(block, DocumentBlock):
         return {"type": "file", "file": _file(block)}
     source = block.source
+    if isinstance(source, FileSource):
+        return {"type": "image_url", "image_url": {"file_id": source.file_id}}
     url = f"data:{source.media_type};base64,{source.data}" if isinstance(source, InlineSource) else source.url
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _file(block: DocumentBlock) -> dict[str, Any]:
     source = block.source
+    if isinstance(source, FileSource):
+        return {"file_id": source.file_id} | ({"filename": block.title} if block.title else {})
     if isinstance(source, UrlSource):
         return {"filename": block.title or "document", "file_data": source.url}
     if isinstance(source, TextSource):

@@ -32,10 +32,16 @@ class UrlSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     url: str
 
 
+class FileSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="file"):
+    """A file that was uploaded."""
+
+    file_id: str
+
+
 class ImageBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image"):
     """An image."""
 
-    source: InlineSource | UrlSource
+    source: InlineSource | UrlSource | FileSource
 
 
 class TextSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
@@ -48,7 +54,7 @@ class TextSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 class DocumentBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="document"):
     """A document: a PDF, of which the text is read, or plain text. `context` and `citations` have no effect."""
 
-    source: InlineSource | TextSource | UrlSource
+    source: InlineSource | TextSource | UrlSource | FileSource
     title: str | None = None
 
 

@@ -120,8 +120,10 @@ class _History:
         for at, part in enumerate(content if isinstance(content, list) else ()):
             chat, own = f"messages[{len(self.messages) - 1}].content[{at}]", f"{path}[{at}]"
             if part["type"] == "image_url":
-                for member, name in (("", ".image_url"), (".url", ".image_url"), (".detail", ".detail")):
-                    self._paths.add(f"{chat}.image_url{member}", own + name)
+                for member in ("", ".url"):
+                    self._paths.add(f"{chat}.image_url{member}", f"{own}.image_url")
+                for member in (".file_id", ".detail"):
+                    self._paths.add(f"{chat}.image_url{member}", own + member)
             elif part["type"] == "file":
                 self._paths.add(f"{chat}.file", own)
 
