@@ -5,28 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 import msgspec
 
 from dgpp_core.api.errors import ConfigError, LaunchError
+from dgpp_core.cli import cluster_release
+from dgpp_core.cli.cluster_options import chosen, cluster_options, locked, outside
 from dgpp_core.cli.command import GuardedGroup, json_option, print_json, print_table
-from dgpp_core.config.resolve import Resolved, resolve
-from dgpp_core.config.settings import parse_deployment
-from dgpp_core.config.site import Site, read_site
-from dgpp_core.config.strict import parse_json, read_text
+from dgpp_core.config.site import read_site
 from dgpp_core.launch.agent import processes
 from dgpp_core.launch.look import Status, log_tail, nodes_of, recorded, status
-from dgpp_core.launch.nodes import call, make_nodes
-from dgpp_core.launch.outside import Outside
+from dgpp_core.launch.nodes import call
 from dgpp_core.launch.programs import choose_program
 from dgpp_core.launch.start import READY_S, Launch, require_here, start_or_replace
 from dgpp_core.launch.stop import DRAIN_S, stop
-from dgpp_core.launch.world import LOCK, Places, World, log_root, places, read_world
+from dgpp_core.launch.world import World, log_root, read_world
 
 EPILOG = """\b
 Examples:
@@ -34,76 +30,13 @@ Examples:
   dgpp cluster status
   dgpp cluster logs --config deploy/glm47.json --rank 1
   dgpp cluster down --config deploy/glm47.json
+  dgpp cluster pack ./dist
+  dgpp cluster fetch --config deploy/glm47.json
 
 \b
 Run it on rank 0's host. The hosts, logins and ports are those of the site file (.env, or DGPP_ENV_FILE); the other
 hosts are reached over SSH without a password.
 """
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment as the command line names it."""
-
-    site: Site
-    resolved: Resolved
-    deployment: Path
-    text: str
-    places: Places
-
-
-def cluster_options(command: F) -> F:
-    """``--config`` and ``--log-dir``."""
-    config = click.option(
-        "--config", type=click.Path(dir_okay=False, path_type=Path), help="A deployment file.  [default: the site's]"
-    )
-    log = click.option("--log-dir", metavar="DIR", help="Rank 0's files.  [default: DGPP_LOG_DIR/deployments/ID]")
-    return config(log(command))
-
-
-def chosen(config: Path | None, log_dir: str | None) -> Chosen:
-    """The deployment that is named, or the site's.
-
-    Raises:
-        ConfigError: none is named, or a file is wrong.
-    """
-    site = read_site(None, os.environ)
-    if config is None and not site.cluster_config:
-        raise ConfigError("nothing says which deployment", where="the command line", expected="--config FILE",
-                          hint="or set DGPP_CLUSTER_CONFIG in the site file")  # fmt: skip
-    path = Path(os.path.abspath(config or site.cluster_config))
-    text = read_text(path, "deployment file")
-    resolved = resolve(parse_deployment(parse_json(text, str(path)), str(path)), site, {})
-    return Chosen(
-        site=site, resolved=resolved, deployment=path, text=text, places=places(resolved, path, log_dir)
-    )  # fmt: skip
-
-
-def outside() -> Outside:
-    """This process's."""
-    return Outside(
-        clock=time.monotonic, time=time.time, sleep=time.sleep, nodes=make_nodes, environ=os.environ,
-        say=lambda line: click.echo(line, err=True),
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Alone with a deployment.
-
-    Raises:
-        LaunchError: another launcher works on it.
-    """
-    from filelock import FileLock, Timeout
-
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise LaunchError(
-            "another launcher works on this deployment", where=str(folder / LOCK), hint="wait until it is done"
-        ) from None
 
 
 @click.group(cls=GuardedGroup, epilog=EPILOG)
@@ -114,15 +47,16 @@ def command() -> None:
 @command.command()
 @cluster_options
 @click.option("--replace", is_flag=True, help="Stop what runs of this deployment first.")
+@click.option("--release", metavar="VERSION", help="An installed release, or `current`.  [default: the deployment's]")
 @click.option("--timeout", type=click.FloatRange(1), default=READY_S, show_default=True, help="Seconds until READY.")
-def up(config: Path | None, log_dir: str | None, replace: bool,
+def up(config: Path | None, log_dir: str | None, replace: bool, release: str | None,
        timeout: float) -> None:  # fmt: skip
     """Start every rank, and wait until the world serves."""
     what, around = chosen(config, log_dir), outside()
     require_here(what.resolved.nodes[0])
     launch = Launch(
         deployment=what.deployment, text=what.text, site=what.site, resolved=what.resolved, places=what.places,
-        program=choose_program(what.site, what.resolved, None),
+        program=choose_program(what.site, what.resolved, release),
     )  # fmt: skip
     with locked(what.places.log), _interruptible():
         previous = read_world(what.places.log)
@@ -259,3 +193,8 @@ def paths_command(config: Path | None, log_dir: str | None, as_json: bool) -> No
         print_json(found)
     else:
         print_table(("what", "where"), list(found.items()))
+
+
+for _command in (cluster_release.pack_command, cluster_release.install_command, cluster_release.releases_command,
+                 cluster_release.fetch_command):  # fmt: skip
+    command.add_command(_command)
