@@ -116,6 +116,7 @@ def _pump(line: Sequence[str], source: tuple[IO[bytes], int] | None, node: Node,
         raise LaunchError(
             "a copy failed", where=node.name, found=found, hint="run it again: it goes on where it stopped"
         )
+    told.reached(TENTHS)
 
 
 def _feed(process: subprocess.Popen[bytes], data: IO[bytes], total: int, told: _Tenths) -> None:
