@@ -89,7 +89,7 @@ def _sizes(plan: Plan) -> tuple[str, ...]:
 
 
 def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f}"
+    return f"{count / 2**30:.0f}"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from dgpp_core.api.errors import ConfigError
+
 Role = Literal["linear", "embedding", "vector"]
 """How a tensor is used: the matrix of a linear layer, a table of rows to look up, or anything kept as it is."""
 
@@ -98,6 +100,7 @@ class BindingTable(msgspec.Struct, frozen=True):
         stacks: the targets that are several matrices used one by one.
         recoded: the targets that a GPU holds a second time, where drafts are made.
         draft: shell-style patterns of the targets that only the drafter takes.
+        divisible: the targets whose rows ranks divide where `embed_sharding` is ``vocab``.
     """
 
     tensors: tuple[Binding, ...]
@@ -106,9 +109,16 @@ class BindingTable(msgspec.Struct, frozen=True):
     stacks: tuple[Stack, ...] = ()
     recoded: tuple[Recoded, ...] = ()
     draft: tuple[str, ...] = ()
+    divisible: tuple[str, ...] = ()
 
-    def for_serving(self, *, drafting: bool) -> BindingTable:
-        """What is taken of it: without drafts, the drafter's tensors are passed over."""
+    def for_serving(self, *, drafting: bool, divided: bool = False) -> BindingTable:
+        """What is taken of it: without drafts, the drafter's tensors are passed over. ``divided``: see ``divisible``.
+
+        Raises:
+            ConfigError: nothing of it can be divided so.
+        """
+        if divided:
+            return self._divided().for_serving(drafting=drafting)
         if drafting or not self.draft:
             return self
 
@@ -124,3 +134,14 @@ class BindingTable(msgspec.Struct, frozen=True):
             stacks=tuple(stack for stack in self.stacks if not drafts(stack.target)),
             recoded=(),
         )
+
+    def _divided(self) -> BindingTable:
+        if not self.divisible:
+            raise ConfigError(
+                "the model keeps its embedding whole on every rank",
+                where="engine.embed_sharding",
+                found="vocab",
+                expected="replicated",
+            )
+        tensors = (msgspec.structs.replace(b, cut=0) if b.target in self.divisible else b for b in self.tensors)
+        return msgspec.structs.replace(self, tensors=tuple(tensors))

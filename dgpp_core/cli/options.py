@@ -18,6 +18,7 @@ CAPACITY = {
     "kv_capacity": "Tokens that the KV pool holds.",
     "block_tokens": "Tokens a KV block.",
     "kv_dtype": "Form of the cache, where a model has several.",
+    "embed_sharding": "The embedding whole on every rank, or shared where a model can.",
     "queue_limit": "Requests that wait for a slot before the next gets a 503.",
     "max_connections": "Open HTTP connections.",
     "default_max_tokens": "Reply limit where a request names none.",

@@ -75,7 +75,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         max_concurrency: slots, requests that run at once.
         kv_capacity: tokens the KV pool holds, rounded up to ``block_tokens``.
         block_tokens: tokens a KV block; the unit of prefix sharing.
-        kv_dtype, embed_sharding: how the cache and the embedding are stored and divided.
+        kv_dtype: the form of the cache, where a model has several.
+        embed_sharding: whether every rank has the whole embedding or, where a model can, a share of it.
         default_max_tokens: reply limit where a request names none.
         queue_limit: requests that wait for a slot before the next gets a 503.
         max_connections: open HTTP connections.
@@ -189,7 +190,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 IDLE_KEYS = (
     "admission_gather_ms", "stats_interval_s",
-    "embed_sharding", "mtp_schedule_lambda", "mtp_schedule_adapt",
+    "mtp_schedule_lambda", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "ngram_table", "dense_weights", "fp8_head",
     "bulk_pace_gbps", "bulk_inflight",
 )  # fmt: skip

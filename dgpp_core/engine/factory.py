@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from dgpp_core.api import (
+    BindingTable,
     Bus,
     ConfigError,
     Drafter,
@@ -41,13 +42,17 @@ Progress = Callable[[str, int, int], None]
 
 
 class Prepared(msgspec.Struct, frozen=True, eq=False):
-    """Everything about a checkpoint that is known before a tensor is read; groups and geometry are of one rank."""
+    """Everything about a checkpoint that is known before a tensor is read; groups and geometry are of one rank.
+
+    ``table``: what is taken of the model's bindings.
+    """
 
     model: LoadedModel
     config: ModelConfig
     entries: Mapping[str, TensorEntry]
     groups: tuple[StateGroup, ...]
     geometry: Geometry
+    table: BindingTable
     world: int = 1
     bf16_form: Literal["bf16", "bf12"] = "bf16"
     vision: Vision | None = None
@@ -67,9 +72,10 @@ def prepare(
     """
     config = read_config(folder, model.read_config, model.spec.full_config)
     entries = read_headers(folder)
-    check_bindings(model.bindings(config), entries, world)
+    table = model.bindings(config)
+    check_bindings(table, entries, world)
     vision = model.vision(config, read_processor(folder))
-    prepared = prepare_config(model, config, settings, device_kind, entries=entries, world=world)
+    prepared = prepare_config(model, config, settings, device_kind, entries=entries, world=world, table=table)
     return msgspec.structs.replace(prepared, vision=vision)
 
 
@@ -81,8 +87,13 @@ def prepare_config(
     *,
     entries: Mapping[str, TensorEntry] | None = None,
     world: int = 1,
+    table: BindingTable | None = None,
 ) -> Prepared:
-    """The same for weights that come from elsewhere, as in a benchmark; then there are no ``entries``."""
+    """The same for weights that come from elsewhere, as in a benchmark; then there are no ``entries``.
+
+    Args:
+        table: the model's bindings, where they are made already.
+    """
     if wrong := [token for token in config.eos_ids if not 0 <= token < config.vocab_size]:
         limit = f"below the vocabulary size {config.vocab_size}"
         raise ConfigError("an end token is no token", where="eos_token_id", found=str(wrong[0]), expected=limit)
@@ -92,7 +103,10 @@ def prepare_config(
     if device_kind == "cuda" and settings.decode_graph:
         require_families(geometry.slots, step_depths(geometry.step_width - 1, settings))
     form: Literal["bf16", "bf12"] = "bf16" if settings.bf16_weights == "checkpoint" else "bf12"
-    return Prepared(model, config, entries or {}, groups, geometry, world, form)
+    taken = (table or model.bindings(config)).for_serving(
+        drafting=geometry.step_width > 1, divided=settings.embed_sharding == "vocab"
+    )
+    return Prepared(model, config, entries or {}, groups, geometry, taken, world, form)
 
 
 def pick_device(name: str) -> torch.device:
@@ -178,8 +192,7 @@ def _models(
 ) -> tuple[Model, Drafter | None]:
     """The model of a rank and its drafter, with their weights."""
     model, config, drafting = prepared.model, prepared.config, prepared.geometry.step_width > 1
-    whole = model.bindings(config)
-    table = whole.for_serving(drafting=drafting)
+    table = prepared.table
     part = ImageShape(
         rank=bus.rank,
         world=bus.world,
@@ -204,7 +217,7 @@ def _models(
         )  # fmt: skip
         target = model.build(config, shard)
         # Where the table does not say which parameters are the drafter's, it has to take them all the same.
-        drafts = model.spec.draft_depth and (drafting or not whole.draft)
+        drafts = model.spec.draft_depth and (drafting or not table.draft)
         drafter = model.drafter(config, shard, target) if drafts else None
         source.finish()
         return target, drafter

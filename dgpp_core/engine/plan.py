@@ -123,8 +123,10 @@ def make_plan(
 
     Raises:
         CheckpointError: ``world`` ranks cannot divide a tensor.
+        ConfigError: the model cannot divide its embedding as the settings want.
     """
-    groups, table = for_device(groups, device_kind), table.for_serving(drafting=step_width > 1)
+    groups = for_device(groups, device_kind)
+    table = table.for_serving(drafting=step_width > 1, divided=settings.embed_sharding == "vocab")
     fixed = [
         PlanLine("runtime", RUNTIME_BYTES[device_kind], "process and libraries"),
         *weight_lines(table, world, device_kind, settings.bf16_weights),

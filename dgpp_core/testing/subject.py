@@ -68,17 +68,16 @@ class Subject:
         else:
             prepared = prepare_config(model, source, settings, kind, world=world)
         config = prepared.config
-        table = model.bindings(config).for_serving(drafting=prepared.geometry.step_width > 1)
         extra = model.plan_terms(config, world, msgspec.to_builtins(settings))
         self.plan: Plan = make_plan(
-            table=table, groups=prepared.groups, config=config, settings=settings, world=world, device_kind=kind,
-            step_width=prepared.geometry.step_width, extra=extra, available=_available(device),
+            table=prepared.table, groups=prepared.groups, config=config, settings=settings, world=world,
+            device_kind=kind, step_width=prepared.geometry.step_width, extra=extra, available=_available(device),
         )  # fmt: skip
         self.plan.require()
         dtype = torch.float32 if kind == "cpu" else torch.bfloat16
         weights = None
         if not isinstance(source, Path):
-            weights = RandomWeights(table, device, dtype, rank=rank, world=world)
+            weights = RandomWeights(prepared.table, device, dtype, rank=rank, world=world)
         engine = build_engine(prepared, device, lambda stage, done, total: None, bus, weights=weights)
         engine.program.judge = judge
         self._make_ready(engine)

@@ -25,7 +25,6 @@ MEASURED = {
 }  # fmt: skip
 """Repositories and ranks that the predecessor has templates of."""
 REFUSED = {
-    "glm-5.3_int4-int8_w4": "does not fit; 112192 tokens would",
     "qwen-3.8-flash-next_fp8_w2": "served by one rank",
     "qwen-3.8-flash-next_fp8_w4": "served by one rank",
     "qwen-3.8-flash-next_nvfp4_w2": "served by one rank",

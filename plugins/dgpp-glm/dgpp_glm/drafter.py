@@ -17,11 +17,23 @@ from dgpp_core.ops.pick import greedy
 from dgpp_glm.config import GlmConfig
 
 
+class Rows(Protocol):
+    """A table of token vectors."""
+
+    def __getitem__(self, tokens: Tensor) -> Tensor:
+        """``[M, H]`` of int64 ``[M]``."""
+        ...
+
+
 class Target(Protocol):
     """What a drafter shares with the model that it drafts for."""
 
     dtype: torch.dtype
-    embed: Tensor
+
+    @property
+    def embed(self) -> Rows:
+        """The embedding."""
+        ...
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[N, vocab_size]``, near to the model's own."""

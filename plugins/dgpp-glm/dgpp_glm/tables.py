@@ -27,10 +27,12 @@ class Tables(ABC):
     Attributes:
         shared_apart: the shared expert is a parameter of its own, not the last of the experts' stack: where releases
             store it in another form than they do.
+        divisible: the targets whose rows ranks may divide.
         prefix: what the names of a checkpoint's tensors begin with, save the head's.
     """
 
     shared_apart = False
+    divisible: tuple[str, ...] = ()
     prefix = "model"
 
     def __init__(self, config: GlmConfig) -> None:
@@ -128,4 +130,5 @@ class Tables(ABC):
             stacks=tuple(Stack(t, c.n_routed_experts + beside, c.num_experts_per_tok + beside) for t in targets),
             recoded=(Recoded("head", DRAFT_HEAD),),
             draft=("draft.*", f"layers.{c.num_hidden_layers}.*"),
+            divisible=self.divisible,
         )

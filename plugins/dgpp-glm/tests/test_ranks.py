@@ -1,17 +1,21 @@
-"""Matrices cut in their stored form: ranks that share a quantised checkpoint reply as one that holds it whole."""
+"""Ranks that share stored matrices, or the embedding, reply as one rank does that holds them whole."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from dgpp_core.api import ConfigError
+from dgpp_core.checkpoint.parameters import parameters
 from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.sampling.params import GREEDY, SamplingParams
 from dgpp_core.testing import TensorParallelWorld, World
+from dgpp_core.testing.inspect import resident_tensor_bytes
 from dgpp_core.testing.world import Reply
 
 SETTINGS = EngineSettings(
@@ -44,3 +48,32 @@ def test_ranks_reply_as_one_does_from_a_quantised_checkpoint(fmt: str, tmp_path:
                 abs(mine.logprob - theirs.logprob) < 1e-4
                 for mine, theirs in zip(one.logprobs, other.logprobs, strict=True)
             )
+
+
+def test_an_embedding_that_ranks_divide_changes_no_bit_of_a_reply(tmp_path: Path) -> None:
+    model = load_plugins(environ={}).model("glm53")
+    raw = dict(model.spec.tiny_config)
+    config = model.read_config(raw)
+    synthesise(model.spec, model.bindings(config), raw, tmp_path, seed=11)
+    divided = msgspec.structs.replace(SETTINGS, embed_sharding="vocab")
+    alone = replies(World.from_checkpoint(model, tmp_path, divided))
+    whole, world = (TensorParallelWorld.load(model, tmp_path, s, 2) for s in (SETTINGS, divided))
+    found = replies(world)
+    assert found == replies(whole)
+    assert [reply.tokens for reply in found] == [reply.tokens for reply in alone]
+    sizes = [resident_tensor_bytes(w.engine.model, w.engine.drafter) for w in (whole, world)]
+    assert sizes[0] - sizes[1] == 4 * 512 * 128 // 2
+
+
+def test_the_released_embedding_is_planned_divided() -> None:
+    model = load_plugins(environ={}).model("glm53")
+    table = model.bindings(model.read_config(model.spec.full_config))
+    held = parameters(table.for_serving(drafting=True, divided=True), 4)["embed"]
+    assert held.bytes("cuda") == 2 * 154880 // 4 * 6144
+
+
+def test_a_model_that_cannot_divide_its_embedding_says_so() -> None:
+    model = load_plugins(environ={}).model("glm47")
+    table = model.bindings(model.read_config(model.spec.tiny_config))
+    with pytest.raises(ConfigError, match=r"engine\.embed_sharding"):
+        table.for_serving(drafting=True, divided=True)

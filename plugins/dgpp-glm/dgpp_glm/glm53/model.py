@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.embedding import Embedding
 from dgpp_core.layers.paged import Selection
 from dgpp_core.layers.sparse_index import SparseIndexer
 from dgpp_core.layers.stream import Stream
 from dgpp_core.ops.linear import Linear, load_recoded
-from dgpp_core.ops.residual import embed_norm
 from dgpp_core.ops.rope import RotaryTable
 from dgpp_glm.glm53.config import Glm53Config
 from dgpp_glm.latent import INDEX_NORM_EPS, Attention, Layer, Step
@@ -53,7 +53,7 @@ class Glm53Model:
     def __init__(self, config: Glm53Config, shard: Shard) -> None:
         self.config, self.bus, self.dtype = config, shard.bus, shard.dtype
         self.rope = RotaryTable(config.qk_rope_head_dim, config.max_positions, config.rope_theta, shard.device)
-        self.embed = shard.weights.take("embed")
+        self.embed = Embedding.load(shard, "embed", config.vocab_size)
         self.layers = [decoder_layer(config, shard, i, self.rope) for i in range(config.num_hidden_layers)]
         self.norm = shard.weights.take("norm")
         if shard.drafting:
@@ -65,7 +65,7 @@ class Glm53Model:
         """Hidden states after the last norm, ``[R, hidden_size]``."""
         step, eps = Step.of(batch, state), self.config.rms_norm_eps
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
-        residual, x = embed_norm(self.embed, batch.tokens, norms[0], eps, self.dtype)
+        residual, x = self.embed.normed(batch.tokens, norms[0], eps, self.dtype)
         stream = Stream(residual, eps, self.dtype)
         chosen: Selection = ()
         for layer, next_norm in zip(self.layers, norms[1:], strict=True):

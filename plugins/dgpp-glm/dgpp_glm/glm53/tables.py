@@ -11,6 +11,8 @@ from dgpp_glm.latent_tables import LatentTables, check_heads
 
 
 class _Tables(LatentTables):
+    divisible = ("embed",)
+
     def __init__(self, config: Glm53Config) -> None:
         super().__init__(config)
         self.index_layers = frozenset(config.index_layers)
