@@ -29,6 +29,7 @@ CAPACITY = {
     "admission_window": "Tokens reserved at a time under grow.",
     "prefill_budget_tokens": "Prompt tokens a tick while replies run; -1 automatic, 0 whole prompts.",
     "prefill_idle_budget_tokens": "The same while none runs; 0 uses the other.",
+    "admission_gather_ms": "Milliseconds that an idle engine waits for company of its first request.",
     "prefill": "Rows of a prompt that go through every layer, where a model can do with less.",
     "bf16_weights": "On a GPU, keep BF16 matrices as they are or in 12 bits a weight.",
     "mtp_depth": "Most tokens drafted a step.",
@@ -43,6 +44,7 @@ SERVICE = {
     "model_alias": "The served model id, where it is not the model's own.",
     "reasoning_in_content": "Leave reasoning in the text instead of a field of its own.",
     "no_eos": "Replies run to their limit (for measuring).",
+    "stats_interval_s": "Seconds between lines of statistics while there is work; 0 is off.",
     "rendezvous_timeout_ms": "Milliseconds for the other ranks to join.",
 }
 HTTP = {

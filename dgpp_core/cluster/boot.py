@@ -134,6 +134,7 @@ def served_by(engine: Engine, settings: EngineSettings) -> Served:
         lag=int(settings.pipeline and engine.device.type == "cuda"),
         vocab_size=engine.vocab_size,
         compile_grammar=lambda grammar: engine.constraints.compile(grammar),
+        gather=settings.admission_gather_ms / 1e3,
         look=engine.look,
     )
 

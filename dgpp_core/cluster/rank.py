@@ -66,6 +66,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         lag: steps by which a result is read late, 0 or 1.
         vocab_size: ids a prompt may have.
         compile_grammar: begins to compile a grammar whose request will come.
+        gather: seconds that the first request at an idle engine waits for company.
         look: says why a request with such images cannot be served, if it cannot.
     """
 
@@ -75,6 +76,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     vocab_size: int
     compile_grammar: Callable[[Grammar], Future[object]]
     grammar_wait: float = 0.005
+    gather: float = 0.0
     look: Callable[[Sequence[Picture]], str] = lambda pictures: ""
 
 
@@ -150,9 +152,25 @@ class Rank:
         self._busy = self.busy
         self._pulse.turn("waiting")
         messages = self._channel.drain(0 if self._busy else IDLE_WAIT)
+        if not self._busy:
+            messages += self._company(messages)
         self._pulse.turn("working")
         if messages or self._busy:
             self.step(messages)
+
+    def _company(self, messages: Sequence[ToEngine]) -> list[ToEngine]:
+        """What else comes soon after the first requests at an idle engine, so that their steps are shared at once.
+
+        Only rank 0 waits: the other ranks are told what came, and when, by the steps that it gives them.
+        """
+        found: list[ToEngine] = []
+        coming = sum(isinstance(message, Submit) for message in messages)
+        end = self._clock() + self._served.gather
+        while 0 < coming < self._served.limits.slots and (left := end - self._clock()) > 0:
+            more = self._channel.drain(left)
+            found += more
+            coming += sum(isinstance(message, Submit) for message in more)
+        return found
 
     def beat(self) -> Beat:
         """What the heartbeat thread sends."""

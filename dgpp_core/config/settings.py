@@ -189,7 +189,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 IDLE_KEYS = (
-    "admission_gather_ms", "stats_interval_s",
     "mtp_schedule_lambda", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "ngram_table", "dense_weights", "fp8_head",
     "bulk_pace_gbps", "bulk_inflight",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.scheduler.messages import MISS_REASONS, Stats
 from dgpp_core.server.prometheus import OPENMETRICS_TYPE, PROMETHEUS_TYPE, prometheus_text
@@ -20,7 +18,7 @@ def json_metrics(service: Service) -> dict[str, Any]:
     The engine's part is ``scheduler.snapshot_age_ms`` old, 0.2 s at most while it runs.
     """
     stats = service.client.stats
-    settings = msgspec.json.decode(service.served.options.settings, type=EngineSettings)
+    settings = service.served.settings
     return {
         "scheduler": _scheduler(service, stats, settings),
         "service": _service(service, stats, settings),

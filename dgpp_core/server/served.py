@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.config.settings import FileInputs
+from dgpp_core.config.settings import EngineSettings, FileInputs
 from dgpp_core.scheduler.messages import Ready
 from dgpp_core.server.files import Files
 from dgpp_core.server.options import ServeOptions
@@ -54,6 +54,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     trial: Trial | None = None
     sight: Sight | None = None
     files: Files = msgspec.field(default_factory=lambda: Files(FileInputs()))
+
+    @property
+    def settings(self) -> EngineSettings:
+        """The engine's settings."""
+        return msgspec.json.decode(self.options.settings, type=EngineSettings)
 
     def try_source(self, source: str) -> None:
         """Whether the engine will be able to compile a grammar.

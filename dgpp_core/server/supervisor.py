@@ -32,6 +32,7 @@ from dgpp_core.server.progress import LoadingDisplay
 from dgpp_core.server.ranks import LEAVE_S, describe_status, listen_for_ranks, local_ranks, rank_environ, ranks_of
 from dgpp_core.server.served import served_model
 from dgpp_core.server.service import Outside, Service
+from dgpp_core.server.statistics import report
 from dgpp_core.server.store import FileStore
 from dgpp_core.server.timings import Timings
 from dgpp_core.text.grammar.frames import Tokens
@@ -174,6 +175,7 @@ async def serve(
         server = http_server(app, max_connections=options.max_connections, drain_s=timing.drain)
         stopping.server = server
         keeper = _Keeper(engine, client, server, timing, stopping)
+        keeper.watch(service)
         host, port = listener.getsockname()[:2]
         try:
             status = await keeper.serve(listener, lambda: on_ready(f"http://{host}:{port}", ready))
@@ -250,6 +252,11 @@ class _Keeper:
         self._timing, self._stopping = timing, stopping
         self._tasks: list[asyncio.Task[None]] = []
         engine.on_failure = self._failed
+
+    def watch(self, service: Service) -> None:
+        """Log what it does, as often as the settings say."""
+        if interval := service.served.settings.stats_interval_s:
+            self._tasks.append(asyncio.create_task(report(service, interval)))
 
     async def serve(self, listener: socket.socket, on_ready: Callable[[], None]) -> int:
         self._tasks += [
