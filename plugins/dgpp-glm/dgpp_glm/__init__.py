@@ -19,9 +19,10 @@ from dgpp_core.api import (
     PlanTerm,
     Shard,
     StateGroup,
+    Vision,
     hookimpl,
 )
-from dgpp_core.formats.resident import rotary_table_bytes
+from dgpp_core.formats.resident import SEEN_BYTES, rotary_table_bytes
 from dgpp_glm.glm47 import specs as glm47_specs
 from dgpp_glm.glm47 import tables as glm47_tables
 from dgpp_glm.glm47.config import Glm47Config
@@ -31,6 +32,7 @@ from dgpp_glm.glm53.config import Glm53Config
 from dgpp_glm.glm53_flash import specs as flash_specs
 from dgpp_glm.glm53_flash import tables as flash_tables
 from dgpp_glm.glm53_flash.config import FlashConfig
+from dgpp_glm.vision_canvas import flash_vision
 
 DGPP_API = 1
 
@@ -107,12 +109,25 @@ def dgpp_drafter(spec: ModelSpec, config: ModelConfig, shard: Shard, model: Mode
 
 @hookimpl
 def dgpp_memory_plan(config: ModelConfig) -> tuple[PlanTerm, ...]:
-    """The rotary tables, which are no checkpoint tensors; GLM-5.3-Flash has none."""
+    """The rotary tables, which are no checkpoint tensors; GLM-5.3-Flash has none, but images."""
     if isinstance(config, FlashConfig):
-        return ()
+        if config.encoding is None:
+            return ()
+        return (
+            PlanTerm("images seen", SEEN_BYTES, exact=False),
+            PlanTerm("an image being encoded", config.encoding.working_bytes, exact=False),
+        )
     assert isinstance(config, Glm47Config | Glm53Config)
     width = config.rotary_dim if isinstance(config, Glm47Config) else config.qk_rope_head_dim
     return (PlanTerm("rotary tables", rotary_table_bytes(width, config.max_positions)),)
+
+
+@hookimpl
+def dgpp_vision(config: ModelConfig, processor: Mapping[str, Any]) -> Vision | None:
+    """Images of GLM-5.3-Flash, where the checkpoint has its encoder."""
+    if not isinstance(config, FlashConfig) or config.encoding is None:
+        return None
+    return flash_vision(processor, config.encoding.placeholder)
 
 
 @hookimpl

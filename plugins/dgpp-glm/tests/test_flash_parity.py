@@ -183,8 +183,9 @@ def write_release(pair: Pair, folder: Path, fmt: str) -> None:
         "model_type": "glm5_next_text", "first_k_dense_replace": DENSE,
         "linear_attn_config": {"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0},
     }  # fmt: skip
+    raw = {key: value for key, value in TINY.items() if key != "vision_config"}
     section = None if fmt == "bf16" else QUANTISED[fmt]
-    (folder / "config.json").write_text(json.dumps(TINY | {"text_config": text, "quantization_config": section}))
+    (folder / "config.json").write_text(json.dumps(raw | {"text_config": text, "quantization_config": section}))
 
 
 Release = Callable[[str], tuple[Pair, Path]]

@@ -1,4 +1,4 @@
-"""config.json of a GLM-5.3-Flash checkpoint, its text part."""
+"""config.json of a GLM-5.3-Flash checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from dgpp_core.api import ConfigError
 from dgpp_glm.config import LatentConfig, check_mixture, refuse
 from dgpp_glm.glm53_flash.quantisation import read_storages
+from dgpp_glm.glm53_flash.vision import Encoding, read_encoding
 
 SPARSE = ("deepseek_sparse_attention", "indexed_attention")
 """Spellings of one layer type."""
@@ -18,7 +19,7 @@ LINEAR = "linear_attention"
 
 
 class FlashConfig(LatentConfig, frozen=True, kw_only=True):
-    """Shapes and constants of the text model; names as in config.json where there is one.
+    """Shapes and constants of the model; names as in config.json where there is one.
 
     Attributes:
         sparse: for each layer, whether it is latent attention; otherwise it is delta attention.
@@ -26,6 +27,7 @@ class FlashConfig(LatentConfig, frozen=True, kw_only=True):
         linear_heads, linear_width, linear_taps: of delta attention: heads, width of one, taps of the convolution.
         linear_lowest: logarithm of its strongest decay.
         hc_mult: residual streams.
+        encoding: the images' encoder; None without one.
     """
 
     sparse: tuple[bool, ...]
@@ -37,6 +39,7 @@ class FlashConfig(LatentConfig, frozen=True, kw_only=True):
     hc_mult: int
     hc_eps: float
     hc_sinkhorn_iters: int
+    encoding: Encoding | None = None
 
     @property
     def linear_size(self) -> int:
@@ -114,6 +117,7 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True):
     text_config: _Text
     tie_word_embeddings: bool = False
     quantization_config: dict[str, Any] | None = None
+    vision_config: dict[str, Any] | None = None
 
 
 _POSITIVE = (
@@ -160,6 +164,9 @@ def read_config(raw: Mapping[str, Any]) -> FlashConfig:
         "linear_taps": linear.short_conv_kernel_size,
         "linear_lowest": linear.gate_lower_bound,
         "quantisation": read_storages(whole.quantization_config, mixtures, c.num_hidden_layers),
+        "encoding": None
+        if whole.vision_config is None
+        else read_encoding(raw, width=c.hidden_size, vocab=c.vocab_size),
     })  # fmt: skip
     check_mixture(config)
     return config

@@ -1,7 +1,8 @@
-"""The arithmetic of GLM-5.3-Flash, text, one rank of it."""
+"""The arithmetic of GLM-5.3-Flash, one rank of it."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,6 +13,7 @@ from dgpp_core.ops.fold import fold
 from dgpp_core.ops.linear import Linear, load_recoded
 from dgpp_core.ops.norm import rms_norm
 from dgpp_glm.glm53_flash.config import FlashConfig
+from dgpp_glm.glm53_flash.encoder import Encoder
 from dgpp_glm.glm53_flash.mixers import DeltaAttention, latent_attention
 from dgpp_glm.latent import Attention, Step
 from dgpp_glm.mixture import mixture
@@ -66,6 +68,7 @@ class FlashModel:
 
     def __init__(self, config: FlashConfig, shard: Shard) -> None:
         self.config, self.bus, self.dtype = config, shard.bus, shard.dtype
+        self.encoder = None if config.encoding is None else Encoder(config.encoding, shard)
         self.embed = shard.weights.take("embed")
         self.layers = [Layer(config, shard, index) for index in range(config.num_hidden_layers)]
         self.norm = shard.weights.take("norm")
@@ -77,10 +80,20 @@ class FlashModel:
     def forward(self, batch: StepBatch, state: State) -> Tensor:
         """The mean of the streams under the last norm, ``[R, hidden_size]``."""
         step, count = Step.of(batch, state), self.config.hc_mult
-        streams = F.embedding(batch.tokens, self.embed).float().unsqueeze(1).expand(-1, count, -1)
+        embedded = F.embedding(batch.tokens, self.embed).float()
+        if batch.seen is not None:
+            embedded = embedded.index_copy(0, batch.seen.rows, batch.seen.values.float())
+        streams = embedded.unsqueeze(1).expand(-1, count, -1)
         for layer in self.layers:
             streams = layer(streams, step)
         return rms_norm(fold(streams, 1) / count, self.norm, self.config.rms_norm_eps, self.dtype)
+
+    def see(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+        """An image, ``[rows * columns, hidden_size]``, with rank 0's bits: see `dgpp_core.api.Seeing`."""
+        assert self.encoder is not None, "the plugin says that such a checkpoint takes no images"
+        seen = self.encoder(patches, rows, columns)
+        # A BLAS may add in another order on another rank, and ranks must choose the same keys and experts.
+        return self.bus.all_reduce(seen if self.bus.rank == 0 else torch.zeros_like(seen))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[N, vocab_size]``; every rank holds some of the vocabulary's rows."""

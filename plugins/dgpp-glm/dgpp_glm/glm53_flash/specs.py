@@ -55,9 +55,17 @@ _TEXT: dict[str, Any] = {
     "attention_bias": False, "num_nextn_predict_layers": 1, "eos_token_id": [154820, 154827, 154829],
     "pad_token_id": 154820, "dtype": "bfloat16",
 }  # fmt: skip
+_VISION: dict[str, Any] = {
+    "model_type": "glm5_next_vision", "depth": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096,
+    "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "in_channels": 3, "image_size": 448,
+    "out_hidden_size": 4096, "projection_intermediate_size": 10240, "attention_bias": True, "attention_dropout": 0.0,
+    "hidden_act": "silu", "rms_norm_eps": 1e-5, "swiglu_limit": 10.0,
+}  # fmt: skip
 FULL: dict[str, Any] = {
     "architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next", "text_config": _TEXT,
     "tie_word_embeddings": False, "dtype": "bfloat16", "quantization_config": QUANTISED["fp8"],
+    "vision_config": _VISION, "image_token_id": 154854, "video_token_id": 154855, "image_start_token_id": 154830,
+    "image_end_token_id": 154831, "video_start_token_id": 154832, "video_end_token_id": 154833,
 }  # fmt: skip
 _TINY_KINDS = [LINEAR, SPARSE[0]]
 _TINY_TEXT: dict[str, Any] = _TEXT | {
@@ -68,11 +76,19 @@ _TINY_TEXT: dict[str, Any] = _TEXT | {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.5, "max_position_embeddings": 4096,
     "eos_token_id": [1, 2, 3], "pad_token_id": 0,
 }  # fmt: skip
-TINY: dict[str, Any] = FULL | {"text_config": _TINY_TEXT, "quantization_config": None}
+_TINY_VISION: dict[str, Any] = _VISION | {
+    "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64,
+    "projection_intermediate_size": 96, "swiglu_limit": 1.5,
+}  # fmt: skip
+TINY: dict[str, Any] = FULL | {
+    "text_config": _TINY_TEXT, "quantization_config": None, "vision_config": _TINY_VISION, "image_token_id": 300,
+    "video_token_id": 301, "image_start_token_id": 302, "image_end_token_id": 303, "video_start_token_id": 304,
+    "video_end_token_id": 305,
+}  # fmt: skip
 SPECS = (
     ModelSpec(
         name="glm53-flash",
-        title="GLM-5.3-Flash, 320B-A17B, text",
+        title="GLM-5.3-Flash, 320B-A17B",
         architectures=("Glm5NextForConditionalGeneration",),
         repository="zai-org/GLM-5.3-Flash",
         read_config=read_config,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from dgpp_core.api import (
     Binding,
     BindingTable,
@@ -17,6 +19,7 @@ from dgpp_core.api import (
 )
 from dgpp_core.formats.latent_layout import latent_group, latent_layout
 from dgpp_glm.glm53_flash.config import FlashConfig
+from dgpp_glm.glm53_flash.vision import VISUAL, encoder_bindings
 from dgpp_glm.latent_tables import LatentTables, check_heads
 
 FLOAT32 = ("F32",)
@@ -92,8 +95,11 @@ class _Tables(LatentTables):
 
 
 def bindings(c: FlashConfig) -> BindingTable:
-    """Every tensor of the text model and its draft layer; those of the images' encoder are passed over."""
-    return _Tables(c).table("model.visual.*")
+    """Every tensor of the model and its draft layer; those of an encoder that is not used are passed over."""
+    if c.encoding is None:
+        return _Tables(c).table(f"{VISUAL}.*")
+    text = _Tables(c).table()
+    return msgspec.structs.replace(text, tensors=(*encoder_bindings(c.encoding), *text.tensors))
 
 
 def groups(c: FlashConfig, world: int, settings: Mapping[str, Any]) -> tuple[StateGroup, ...]:

@@ -43,7 +43,7 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def working_bytes(self) -> int:
         """The most that encoding an image takes beside its rows, all in float32: in attention or in a feed-forward."""
-        values = self.patch_values + max(16 * self.width, 3 * self.width + 2 * self.inner)
+        values = 2 * self.patch_values + max(16 * self.width, 3 * self.width + 2 * self.inner)
         return 4 * SEEN_TOKENS * self.merge_size**2 * values
 
 

@@ -1,0 +1,298 @@
+"""Images of GLM-5.3-Flash against transformers: the encoder, prompts with images, and every way to run them."""
+
+import copy
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from dgpp_glm.glm53_flash.specs import FULL, TINY
+from dgpp_glm.vision_canvas import flash_vision
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dgpp_core.api import ConfigError
+from dgpp_core.config.settings import EngineSettings
+from dgpp_core.formats.resident import SEEN_TOKENS
+from dgpp_core.host.loading import load_plugins
+from dgpp_core.images.decode import lay_out
+from dgpp_core.images.patches import patches
+from dgpp_core.images.picture import Picture
+from dgpp_core.server.attachments import MOST_TOKENS
+from dgpp_core.testing.tensor_parallel import TensorParallelWorld
+from dgpp_core.testing.world import Reply, World
+
+_SPEC = importlib.util.spec_from_file_location("flash_parity", Path(__file__).with_name("test_flash_parity.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+parity = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(parity)
+
+PAD, REPLY = 500, 4
+VISION = {
+    "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 14, "temporal_patch_size": 2,
+    "spatial_merge_size": 2, "in_channels": 3, "out_hidden_size": 128, "projection_intermediate_size": 96,
+    "attention_bias": True, "hidden_act": "silu", "rms_norm_eps": 1e-5, "swiglu_limit": 0.4,
+}  # fmt: skip
+CANVAS = flash_vision({}, PAD)
+Seeing = tuple[Any, Path]
+
+
+def picture(seed: int, size: tuple[int, int]) -> Picture:
+    """An image of ``size`` (width, height) that is no noise, so that its rows differ."""
+    small = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    return lay_out(Image.fromarray(small).resize(size), CANVAS, 1024)
+
+
+def prompt(pictures: Sequence[Picture], *, between: int = 9) -> tuple[list[int], tuple[Picture, ...]]:
+    """Text around pictures."""
+    source, placed = torch.Generator().manual_seed(7), list[Picture]()
+    ids = torch.randint(5, 490, (between,), generator=source).tolist()
+    for image in pictures:
+        placed.append(msgspec.structs.replace(image, start=len(ids)))
+        ids += [PAD] * image.tokens + torch.randint(5, 490, (between,), generator=source).tolist()
+    return ids, tuple(placed)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    """The class's model with its encoder, and its checkpoint."""
+    modeling = pytest.importorskip("transformers.models.glm5_next.modeling_glm5_next")
+    from transformers.models.glm5_next.configuration_glm5_next import Glm5NextConfig
+
+    pair, folder = parity.Pair(21), tmp_path_factory.mktemp("seeing")
+    parity.write_release(pair, folder, "bf16")
+    config = Glm5NextConfig(text_config=parity.TEXT | parity.LINEAR, vision_config=VISION, image_token_id=PAD)
+    config._attn_implementation = "eager"
+    model = modeling.Glm5NextForConditionalGeneration(config).eval()
+    model.model.language_model, model.lm_head = pair.model, pair.head
+    source, tensors = torch.Generator().manual_seed(8), load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        for name, weight in model.model.visual.state_dict().items():
+            scale, mean = (0.2, "norm" in name and name.endswith("weight")) if weight.dim() == 1 else (1, 0)
+            fan = 1 if weight.dim() == 1 else weight[0].numel()
+            weight.copy_((mean + scale * fan**-0.5 * torch.randn(weight.shape, generator=source)).bfloat16())
+            tensors[f"model.visual.{name}"] = weight.bfloat16()
+    save_file(tensors, folder / "model.safetensors")
+    raw = json.loads((folder / "config.json").read_text())
+    raw |= {"vision_config": VISION | {"block_norm_eps": 1e-5}, "image_token_id": PAD}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return model, folder
+
+
+SETTINGS = EngineSettings(max_concurrency=2, kv_capacity=512, block_tokens=16, mtp=False, prefix_min_tokens=0)
+
+
+def world(folder: Path, **settings: Any) -> World:
+    chosen = msgspec.structs.replace(SETTINGS, **settings)
+    return World.from_checkpoint(load_plugins(environ={}).model("glm53-flash"), folder, chosen)
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def rows_of(folder: Path, image: Picture) -> Tensor:
+    sight = world(folder).engine.sight
+    assert sight is not None
+    return sight.rows(image)
+
+
+@torch.inference_mode()
+def rows_of_class(visual: Any, image: Picture) -> Tensor:
+    grid = torch.tensor([[1, *(2 * side for side in CANVAS.grid(image.height, image.width))]])
+    found: Tensor = visual(torch.from_numpy(patches(image, CANVAS)), grid_thw=grid).pooler_output
+    return found
+
+
+@torch.inference_mode()
+def logits_of_class(model: Any, ids: list[int], pictures: Sequence[Picture]) -> Tensor:
+    grids = [(1, *(2 * side for side in CANVAS.grid(image.height, image.width))) for image in pictures]
+    tokens = torch.tensor([ids])
+    found: Tensor = model(
+        input_ids=tokens, use_cache=False, image_grid_thw=torch.tensor(grids), mm_token_type_ids=(tokens == PAD).int(),
+        pixel_values=torch.cat([torch.from_numpy(patches(image, CANVAS)) for image in pictures]),
+    ).logits[0]  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("size", [(112, 112), (300, 50), (28, 448), (200, 170)], ids=str)
+def test_rows_of_an_image(seeing: Seeing, size: tuple[int, int]) -> None:
+    model, folder = seeing
+    image = picture(3, size)
+    wanted, found = rows_of_class(model.model.visual, image), rows_of(folder, image)
+    assert found.shape == wanted.shape == (image.tokens, 128)
+    assert relative(found, wanted) <= 1e-5
+    assert relative(found.roll(1, 0), wanted) > 1e-3  # or any order would do
+
+
+@pytest.mark.parametrize(
+    ("changed", "least"),
+    [({"swiglu_limit": 0.5}, 1e-3), ({"rms_norm_eps": 1e-2}, 1e-4), ({"block_norm_eps": 1e-2}, 1e-4)],
+)
+def test_what_the_rows_depend_on(seeing: Seeing, tmp_path: Path, changed: dict[str, Any], least: float) -> None:
+    """Each constant of the config counts, or its parity would say nothing."""
+    model, folder = seeing
+    other = with_vision(folder, tmp_path, VISION | {"block_norm_eps": 1e-5} | changed)
+    image = picture(3, (112, 112))
+    assert relative(rows_of(other, image), rows_of_class(model.model.visual, image)) > least
+
+
+def with_vision(folder: Path, target: Path, vision: dict[str, Any] | None) -> Path:
+    """The checkpoint with something else said about its encoder."""
+    (target / "model.safetensors").symlink_to(folder / "model.safetensors")
+    raw = json.loads((folder / "config.json").read_text()) | {"vision_config": vision}
+    (target / "config.json").write_text(json.dumps(raw))
+    return target
+
+
+def test_norms_before_sublayers_have_the_epsilon_of_the_training(seeing: Seeing, tmp_path: Path) -> None:
+    """Where a config says nothing of it: in front of streams so small that it counts."""
+    model, folder = seeing
+    visual, image = copy.deepcopy(model.model.visual), picture(4, (112, 112))
+    tensors = load_file(folder / "model.safetensors")
+    for name, weight in visual.patch_embed.proj.named_parameters():
+        weight.data *= 2.0**-9
+        tensors[f"model.visual.patch_embed.proj.{name}"] *= 2.0**-9
+    save_file(tensors, tmp_path / "model.safetensors")
+    raw = json.loads((folder / "config.json").read_text()) | {"vision_config": VISION}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    found = rows_of(tmp_path, image)
+    assert relative(found, rows_of_class(visual, image)) > 1e-2
+    for block in visual.blocks:
+        block.norm1.variance_epsilon = block.norm2.variance_epsilon = 1e-6
+    assert relative(found, rows_of_class(visual, image)) <= 1e-5
+
+
+def test_logits_of_a_prompt_with_images_and_of_what_follows_it(seeing: Seeing) -> None:
+    model, folder = seeing
+    ids, pictures = prompt([picture(1, (112, 112)), picture(2, (130, 90))])
+    served, found = world(folder), list[Tensor]()
+    target: Any = served.engine.model
+    plain = target.logits
+    target.logits = lambda hidden: found.append(plain(hidden)) or found[-1]  # type: ignore[func-returns-value]
+    tokens = replied(served, ids, pictures).tokens
+    wanted = logits_of_class(model, ids + tokens, pictures)[len(ids) - 1 : -1]
+    assert relative(torch.cat(found), wanted) <= 1e-5
+    assert tokens == wanted.argmax(-1).tolist()
+    elsewhere = logits_of_class(model, ids + tokens, [picture(9, (112, 112)), pictures[1]])[len(ids) - 1 : -1]
+    assert relative(elsewhere, wanted) > 1e-3  # or the image would not matter
+
+
+def replied(served: World, ids: list[int], pictures: Sequence[Picture], **fields: Any) -> Reply:
+    name = served.submit(ids, REPLY, pictures=pictures, **fields)
+    return served.run()[name]
+
+
+def test_replies_do_not_depend_on_chunks_cache_company_or_drafts(seeing: Seeing) -> None:
+    _, folder = seeing
+    ids, pictures = prompt([picture(1, (112, 112)), picture(2, (130, 90))])
+    other_ids, others = prompt([picture(5, (112, 112)), picture(2, (130, 90))])
+    text, plain = [5, 6, 7, *range(20, 40)], world(folder)
+    prompts = ((ids, pictures), (other_ids, others), (text, ()))
+    wanted, other, alone = (replied(plain, *given, use_cache=False).tokens for given in prompts)
+    assert other != wanted
+    for settings in ({"prefill_budget_tokens": 16}, {"prefill_budget_tokens": 32, "mtp": True, "mtp_depth": 3}):
+        served = world(folder, **settings)
+        names = [served.submit(i, REPLY, pictures=p) for i, p in ((ids, pictures), (other_ids, others))]
+        together = served.run()
+        assert [together[name].tokens for name in names] == [wanted, other]
+        again = replied(served, ids, pictures)
+        assert (again.tokens, again.cached >= 48) == (wanted, True)
+        assert replied(served, text, ()).tokens == alone  # in a slot that had images before
+
+
+@pytest.mark.parametrize("between", [3, 20])
+def test_an_image_aware_hit_equals_cold_at_every_block(seeing: Seeing, between: int) -> None:
+    """A second turn reuses the first one's prefix, cut inside or behind the image."""
+    _, folder = seeing
+    ids, pictures = prompt([picture(1, (112, 112))], between=between)
+    turn = [*ids, 11, 12, 13, 14, 15]
+    cold = replied(world(folder), turn, pictures, use_cache=False)
+    served = world(folder)
+    replied(served, ids, pictures)
+    warm = replied(served, turn, pictures)
+    assert warm.cached > between
+    assert warm.tokens == cold.tokens
+    seen = replied(served, turn, [msgspec.structs.replace(picture(6, (112, 112)), start=pictures[0].start)])
+    assert seen.cached <= between, "the same tokens about another image are another prefix"
+
+
+def test_ranks_take_what_the_first_one_saw(seeing: Seeing) -> None:
+    """Two ranks reply as one does, and go on together where the second one's encoder is a bit off."""
+    _, folder = seeing
+    ids, pictures = prompt([picture(1, (112, 112))])
+    wanted = replied(world(folder), ids, pictures).tokens
+    model = load_plugins(environ={}).model("glm53-flash")
+    ranks = TensorParallelWorld.load(model, folder, SETTINGS, 2)
+    assert replied(ranks, ids, pictures).tokens == wanted
+    second: Any = ranks.ranks[1].engine.model
+    encoder = second.encoder
+    second.encoder = lambda *given: encoder(*given) * 1.5
+    ids, pictures = prompt([picture(5, (112, 112))])
+    assert replied(ranks, ids, pictures).tokens == replied(world(folder), ids, pictures).tokens
+
+
+def test_an_encoder_that_fails_ends_one_request(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, folder = seeing
+    ids, pictures = prompt([picture(1, (112, 112))])
+    wanted = replied(world(folder), ids, pictures).tokens
+    served = world(folder)
+    target: Any = served.engine.model
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "encoder", lambda *given: (_ for _ in ()).throw(RuntimeError("no memory")))
+        failed = replied(served, ids, pictures)
+    assert (failed.reason, failed.tokens) == ("error", [])
+    assert "no memory" in failed.error
+    assert replied(served, ids, pictures).tokens == wanted
+
+
+def test_a_checkpoint_without_a_vision_config_takes_no_images(seeing: Seeing, tmp_path: Path) -> None:
+    served = world(with_vision(seeing[1], tmp_path, None))
+    ids, pictures = prompt([picture(1, (112, 112))])
+    assert "takes no images" in replied(served, ids, pictures).error
+    assert len(replied(served, ids, ()).tokens) == REPLY
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"attention_bias": False}, "attention_bias"), ({"out_hidden_size": 32}, "out_hidden_size"),
+        ({"num_heads": 3}, "num_heads"), ({"patch_size": 16}, "patch_size"), ({"depth": 0}, "depth"),
+        ({"depth": "x"}, "vision_config"), ({"depth": 1 << 20}, "depth"), ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"swiglu_limit": -1.0}, "swiglu_limit"), ({"block_norm_eps": 0.0}, "block_norm_eps"),
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 5e5}}, "rope_parameters.rope_theta"),
+    ],
+)  # fmt: skip
+def test_another_encoder_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
+    spec = load_plugins(environ={}).model("glm53-flash").spec
+    with pytest.raises(ConfigError) as caught:
+        spec.read_config(TINY | {"vision_config": TINY["vision_config"] | changed})
+    assert named in caught.value.where
+
+
+@pytest.mark.parametrize("token", [None, -1, 512, True, "x"])
+def test_a_placeholder_must_be_a_token(token: object) -> None:
+    spec = load_plugins(environ={}).model("glm53-flash").spec
+    with pytest.raises(ConfigError, match="image_token_id"):
+        spec.read_config(TINY | {"image_token_id": token})
+
+
+def test_the_plan_counts_images_and_only_where_there_are_any() -> None:
+    model = load_plugins(environ={}).model("glm53-flash")
+    terms = {term.name: term for term in model.plan_terms(model.read_config(FULL), 1, {})}
+    assert {name: round(term.bytes / 2**20) for name, term in terms.items()} == {
+        "images seen": 256,
+        "an image being encoded": 517,
+    }
+    assert not any(term.exact for term in terms.values())
+    text = model.read_config({key: value for key, value in FULL.items() if key != "vision_config"})
+    assert model.plan_terms(text, 1, {}) == ()
+    assert model.vision(text, {}) is None
+    assert max(MOST_TOKENS.values()) == SEEN_TOKENS
