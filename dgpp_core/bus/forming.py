@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import Callable
 
 import msgspec
@@ -47,11 +48,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
         rank: this one.
         world: how many there are.
         address: ``host:port`` where rank 0 listens.
-        device: whose tensors will be sent beside those of the CPU; a CUDA device with its index, or none.
+        device: whose tensors will be sent; those of the CPU always are.
         timeout: seconds for each step of forming the world, and for each collective later.
         settings: what ranks must have in common beside the version of dgpp; a digest, say.
         layout: of the slabs.
         native: the posting loop; None takes the native one if it is to be had, and says so in the log if not.
+        listener: at rank 0, a socket that listens at ``address`` already, so that its port can be any free one; it is
+            closed when the world stands.
     """
 
     rank: int
@@ -62,6 +65,12 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     settings: str = ""
     layout: Layout = Layout()
     native: bool | None = None
+    listener: socket.socket | None = None
+
+    @property
+    def gpu(self) -> torch.device | None:
+        """The device, where it is a GPU."""
+        return self.device if self.device is not None and self.device.type == "cuda" else None
 
 
 def form(terms: Terms, transport: str, make: Callable[[Geometry], Link]) -> SlabBus:
@@ -74,30 +83,30 @@ def form(terms: Terms, transport: str, make: Callable[[Geometry], Link]) -> Slab
     Raises:
         EngineError: names the rank that is missing, doubled or of another kind, or what the system said.
     """
-    kind = f"{transport} {terms.device.type if terms.device else 'cpu'} {msgspec.json.encode(terms.layout).decode()}"
+    kind = f"{transport} {terms.gpu.type if terms.gpu else 'cpu'} {msgspec.json.encode(terms.layout).decode()}"
     with contextlib.ExitStack() as undo:
         host = make(Geometry(world=terms.world, channels=1, slot_bytes=terms.layout.host_slot))
         undo.callback(host.close)
-        roster = enter(hello(terms.rank, terms.world, kind, terms.settings), terms.address, terms.timeout)
+        me = hello(terms.rank, terms.world, kind, terms.settings)
+        roster = enter(me, terms.address, terms.timeout, terms.listener)
         undo.callback(roster.close)
         connect(roster, host)
-        device = _device(terms, roster, make, undo) if terms.device else None
+        device = _device(terms, terms.gpu, roster, make, undo) if terms.gpu else None
         undo.pop_all()
     return SlabBus(roster, host, timeout=terms.timeout, device=device)
 
 
 def _device(
-    terms: Terms, roster: Roster, make: Callable[[Geometry], Link], undo: contextlib.ExitStack
+    terms: Terms, gpu: torch.device, roster: Roster, make: Callable[[Geometry], Link], undo: contextlib.ExitStack
 ) -> DeviceCollectives:
     from dgpp_core.bus.device.collectives import KernelCollectives  # Triton is there on Linux only
 
-    assert terms.device is not None, "asked by the caller"
     layout = terms.layout
     geometry = Geometry(world=terms.world, channels=layout.device_channels, slot_bytes=layout.device_slot)
     link = make(geometry)
     undo.callback(link.close)
     connect(roster, link)
-    device = KernelCollectives(terms.rank, link, terms.device, timeout=terms.timeout, failed=roster.publish)
+    device = KernelCollectives(terms.rank, link, gpu, timeout=terms.timeout, failed=roster.publish)
     device.start(posting(link, terms.native, device.failed))
     return device
 

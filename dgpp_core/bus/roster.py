@@ -177,12 +177,13 @@ class Roster:
         self._changed()
 
 
-def enter(me: Hello, address: str, timeout: float) -> Roster:
+def enter(me: Hello, address: str, timeout: float, listener: socket.socket | None = None) -> Roster:
     """The roster of a world in which every rank has said the same.
 
     Args:
         address: ``host:port`` where rank 0 listens.
         timeout: seconds for each step.
+        listener: at rank 0, a socket that listens there already; it is closed when all have come.
 
     Raises:
         EngineError: the address is malformed, taken or silent; a rank is missing, doubled or unlike rank 0.
@@ -194,7 +195,7 @@ def enter(me: Hello, address: str, timeout: float) -> Roster:
         expected = f"host:port, the port at most {MOST_PORTS}"
         raise EngineError("the address of rank 0 is malformed", where="address", found=address, expected=expected)
     place = host.strip("[]"), int(port)
-    wires = _host(me, place, timeout) if me.rank == 0 else {0: _reach(me, place, timeout)}
+    wires = _host(me, listener or _listen_at(place), timeout) if me.rank == 0 else {0: _reach(me, place, timeout)}
     roster = Roster(me.rank, me.world, wires, timeout)
     roster.gather(b"")
     return roster
@@ -220,13 +221,16 @@ def _reach(me: Hello, place: tuple[str, int], timeout: float) -> Wire:
     )
 
 
-def _host(me: Hello, place: tuple[str, int], timeout: float) -> dict[int, Wire]:
+def _listen_at(place: tuple[str, int]) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-        listener = socket.create_server(place, family=family)
+        return socket.create_server(place, family=family)
     except OSError as error:
         where = f"rank 0, {place[0]}:{place[1]}"
         raise EngineError("rank 0 cannot listen", where=where, found=str(error), hint="choose a free port") from error
+
+
+def _host(me: Hello, listener: socket.socket, timeout: float) -> dict[int, Wire]:
     with listener:
         return _Reception(me, listener).run(time.monotonic() + timeout, timeout)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 from msgspec import inspect
 
+from dgpp_core.config.fabric import WANTED
 from dgpp_core.config.settings import EngineSettings, HttpSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,6 +45,7 @@ SERVICE = {
     "model_alias": "The served model id, where it is not the model's own.",
     "reasoning_in_content": "Leave reasoning in the text instead of a field of its own.",
     "no_eos": "Replies run to their limit (for measuring).",
+    "bulk_pace_gbps": "Gbit/s that a rank sends each other one at most over RDMA; 0 no limit, below 0 derived.",
     "stats_interval_s": "Seconds between lines of statistics while there is work; 0 is off.",
     "rendezvous_timeout_ms": "Milliseconds for the other ranks to join.",
 }
@@ -71,6 +73,14 @@ offline_option = click.option("--offline", is_flag=True, envvar="HF_HUB_OFFLINE"
 
 world_option = click.option(
     "--world", type=click.IntRange(1, 64), help="Ranks that share the model, all on this host.  [default: 1]"
+)
+
+
+bus_option = click.option(
+    "--bus",
+    type=click.Choice(WANTED),
+    help="How ranks reach each other: shared memory (shm), RDMA (verbs), NCCL, TCP (gloo), or what fits (auto)."
+    "  [default: the site's, auto]",
 )
 
 

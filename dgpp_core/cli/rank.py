@@ -10,7 +10,7 @@ import msgspec
 
 from dgpp_core.cli.command import GuardedCommand
 from dgpp_core.cli.options import log_dir_option, model_options, offline_option
-from dgpp_core.cli.serving import choose, find_checkpoint, log_folder
+from dgpp_core.cli.serving import choose, fabric_of, find_checkpoint, log_folder
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.server.logs import LogFormat, set_up
 
@@ -72,5 +72,6 @@ def command(
         image_cache=str(Path(resolved.paths.resident_cache).expanduser()) if image else "",
         log_dir=log_dir or log_folder(resolved),
         timeout=resolved.engine.rendezvous_timeout_ms / 1e3,
+        fabric=fabric_of(chosen),
     )
     click.get_current_context().exit(run(options))

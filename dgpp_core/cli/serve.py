@@ -9,6 +9,7 @@ import click
 
 from dgpp_core.cli.command import GuardedCommand
 from dgpp_core.cli.options import (
+    bus_option,
     capacity_options,
     log_dir_option,
     model_options,
@@ -30,6 +31,7 @@ Examples:
   dgpp serve --config smollm2.json --temperature 0 --seed 7
   dgpp serve --plugin smollm2 --host 0.0.0.0 --api-key-file ./keys --log-format json
   dgpp serve --plugin glm47 --world 2 --relaunch 3        # two ranks on this host
+  dgpp serve --plugin glm47 --world 2 --bus gloo
   dgpp serve --config glm47.json --rendezvous 0.0.0.0:29971   # waits for `dgpp rank` on the other hosts
 
 \b
@@ -45,6 +47,7 @@ failed while serving, or a second signal cut the end short.
 @click.option("--rendezvous", metavar="HOST:PORT", help="Listen there for ranks that are started with `dgpp rank`.")
 @click.option("--epoch", type=click.IntRange(0), default=1, show_default=True, help="Which start of the world this is.")
 @click.option("--relaunch", type=click.IntRange(0), default=0, help="Start again so many times where the engine fails.")
+@bus_option
 @log_dir_option
 @offline_option
 @service_options
@@ -80,7 +83,7 @@ def command(
     host = load_plugins(environ=os.environ)
     for problem in host.problems:
         click.echo(f"warning: {problem.error().line()}", err=True)
-    chosen = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, **flags)
+    chosen = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, anywhere=False, **flags)
     warn_of_idle_keys(chosen.resolved)
     set_up(log_format, chosen.site.log_level)
     sampling = SamplingOverrides(
@@ -91,8 +94,8 @@ def command(
 
     def options(epoch: int) -> ServeOptions:
         """What the command line, the files that it names and the environment ask for now."""
-        now = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, **flags)
-        world = world_options(now.resolved, rendezvous, epoch, log_dir)
+        now = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, anywhere=False, **flags)
+        world = world_options(now, rendezvous, epoch, log_dir)
         return serve_options(now, find_checkpoint(now, os.environ, offline), sampling, seed, image=image, world=world)
 
     from dgpp_core.server.supervisor import EXIT_FAILED, Stopping, run

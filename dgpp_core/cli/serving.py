@@ -13,6 +13,7 @@ from dgpp_core.api.errors import CheckpointError, ConfigError
 from dgpp_core.api.spec import ModelConfig
 from dgpp_core.api.state import for_device
 from dgpp_core.checkpoint.config_json import CONFIG, read_config, read_model_config, read_processor
+from dgpp_core.config.fabric import Fabric
 from dgpp_core.config.resolve import LOCAL, Resolved, default_deployment, resolve
 from dgpp_core.config.settings import read_deployment, without_effect
 from dgpp_core.config.site import Site, read_site
@@ -284,7 +285,13 @@ def log_folder(resolved: Resolved) -> str:
     return f"{resolved.paths.log_dir}/port-{resolved.http.port}"
 
 
-def world_options(resolved: Resolved, rendezvous: str | None, epoch: int, log_dir: str | None) -> WorldOptions | None:
+def fabric_of(chosen: Chosen) -> Fabric:
+    """How this host reaches other ranks."""
+    site = chosen.site
+    return Fabric(bus=chosen.resolved.bus, devices=site.roce_devices, gid_indices=site.roce_gid_indices)
+
+
+def world_options(chosen: Chosen, rendezvous: str | None, epoch: int, log_dir: str | None) -> WorldOptions | None:
     """The ranks of a deployment; None where there is one.
 
     Args:
@@ -295,6 +302,7 @@ def world_options(resolved: Resolved, rendezvous: str | None, epoch: int, log_di
     """
     from dgpp_core.server.options import WorldOptions
 
+    resolved = chosen.resolved
     if resolved.world == 1:
         if rendezvous is not None:
             expected = "a world of several, by --world or the deployment's world_size"
@@ -314,6 +322,7 @@ def world_options(resolved: Resolved, rendezvous: str | None, epoch: int, log_di
         epoch=epoch,
         fabric_port=resolved.ports.fabric if rendezvous else 0,
         timeout=resolved.engine.rendezvous_timeout_ms / 1e3,
+        fabric=fabric_of(chosen),
     )
 
 

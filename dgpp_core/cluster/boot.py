@@ -91,7 +91,7 @@ def build(what: Assignment, connect: Connect, report: Progress, pulse: Pulse) ->
     Raises:
         DgppError: whatever keeps this rank from serving.
     """
-    device = _pick_device(what)
+    device = device_of(what)
     kind: DeviceKind = "cpu" if device.type == "cpu" else "cuda"
     settings = what.settings.on_device(gpu=kind == "cuda")
     prepared = prepare(what.model, what.checkpoint, settings, kind, world=what.world)
@@ -145,8 +145,12 @@ def set_threads(here: int = 1) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
 
 
-def _pick_device(what: Assignment) -> torch.device:
-    """The rank's own GPU where several ranks of this host may choose among several."""
+def device_of(what: Assignment) -> torch.device:
+    """The rank's device: its own GPU where several ranks of this host may choose among several.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     if what.here > 1 and (what.device == "cuda" or (what.device == "auto" and torch.cuda.is_available())):
         return pick_device(f"cuda:{what.rank}")
     return pick_device(what.device)
@@ -166,11 +170,6 @@ def _plan(what: Assignment, prepared: Prepared, settings: EngineSettings, device
         if device.type == "cpu"
         else torch.cuda.mem_get_info(device)[0],
     )
-
-
-def _available(device: torch.device, here: int) -> int:
-    """Bytes for this rank: the host's memory is shared by its ranks, a GPU's is not."""
-    return LinuxMemory().available() // here if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
 def _make_ready(engine: Engine, settings: EngineSettings, report: Progress, pulse: Pulse) -> bool:

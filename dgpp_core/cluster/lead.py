@@ -11,13 +11,12 @@ from collections.abc import Callable
 import torch
 
 from dgpp_core.api import Bus, DgppError
-from dgpp_core.bus.distributed import DistributedBus, join
-from dgpp_core.cluster.boot import Assignment, Built, build
+from dgpp_core.bus.transports import choose
+from dgpp_core.cluster.boot import Assignment, Built, build, device_of
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.cluster.hub import Hub
 from dgpp_core.cluster.identity import Build
-from dgpp_core.cluster.process import BUS_S, Life, process_name
-from dgpp_core.cluster.pulse import WatchedBus
+from dgpp_core.cluster.process import Life, process_name
 from dgpp_core.cluster.rank import Rank, World
 from dgpp_core.cluster.records import PROTOCOL, Era, Hello
 from dgpp_core.cluster.vigil import Patience
@@ -42,17 +41,20 @@ class Lead:
         self._life = Life(0, ranks.epoch, ranks.log_dir, clock)
         listener = socket.socket(fileno=ranks.journal_fd)
         host = listener.getsockname()[0]
-        self._fabric = socket.create_server((host, ranks.fabric_port))
+        self._meeting = socket.create_server((host, ranks.fabric_port))
         hello = Hello(
             protocol=PROTOCOL, rank=0, world=ranks.world, epoch=ranks.epoch, process=process_name(),
             build=Build.here(what.model.plugin), settings=boot.settings,
         )  # fmt: skip
-        era = Era(
+        cuda = device_of(what).type == "cuda"
+        self._era = Era(
             epoch=ranks.epoch, world=ranks.world, model=boot.model, settings=boot.settings,
-            fabric_port=self._fabric.getsockname()[1],
+            fabric_port=self._meeting.getsockname()[1],
+            bus=choose(ranks.fabric, world=ranks.world, here=ranks.here, cuda=cuda),
         )  # fmt: skip
-        self.hub = Hub(listener, hello, era, self._life.stream, Patience(), clock, self._life.heartbeat, self._end)
-        self._bus: DistributedBus | None = None
+        self.hub = Hub(
+            listener, hello, self._era, self._life.stream, Patience(), clock, self._life.heartbeat, self._end
+        )
 
     def start(self) -> Built:
         """Form the world and build this rank; raises what keeps it from serving."""
@@ -71,8 +73,7 @@ class Lead:
         self.hub.finish()
         step, digest = self._life.stream.head
         _log.info("%d ranks took the same %d steps, digest %016x", self._ranks.world, step, digest)
-        if self._bus is not None:
-            self._bus.close()
+        self._life.leave()
 
     def fail(self, error: Exception) -> None:
         """The loop raised: end the world with the account that is nearest to the cause. Does not return."""
@@ -83,12 +84,8 @@ class Lead:
         self._report(what, 0, 0)
 
     def _connect(self, device: torch.device) -> Bus:
-        host, port = self._fabric.getsockname()[:2]
-        self._bus = join(
-            0, self._ranks.world, f"{host}:{port}", device=device, timeout=BUS_S, settings=f"epoch {self._ranks.epoch}",
-            listener=self._fabric,
-        )  # fmt: skip
-        return WatchedBus(self._bus, self._life.pulse)
+        host, port = self._meeting.getsockname()[:2]
+        return self._life.meet(self._era, f"{host}:{port}", device, self._ranks.fabric, self._meeting)
 
     def _end(self, error: DgppError) -> None:
         """The front end first: its clients wait."""

@@ -16,16 +16,14 @@ import msgspec
 import torch
 
 from dgpp_core.api import Bus, DgppError, EngineError
-from dgpp_core.bus.distributed import DistributedBus, join
 from dgpp_core.cluster.boot import Assignment, Built, build, set_threads
 from dgpp_core.cluster.follower import Follower
 from dgpp_core.cluster.identity import Build
-from dgpp_core.cluster.member import Member, connect
-from dgpp_core.cluster.member import join as ask
-from dgpp_core.cluster.process import BUS_S, Life, end_with_parent, process_name
-from dgpp_core.cluster.pulse import WatchedBus
+from dgpp_core.cluster.member import Member, connect, join
+from dgpp_core.cluster.process import Life, end_with_parent, process_name
 from dgpp_core.cluster.records import PROTOCOL, Era, Gone, Hello, Vote
 from dgpp_core.cluster.vigil import MISSED, Patience
+from dgpp_core.config.fabric import Fabric
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.scheduler.scheduler import Scheduler
@@ -47,6 +45,7 @@ class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
         log_dir: where the fault file goes.
         timeout: seconds to reach rank 0.
         with_parent: end when the process that started this one ends.
+        fabric: this node's; the transport is rank 0's choice.
     """
 
     rank: int
@@ -62,6 +61,7 @@ class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str
     timeout: float = 120.0
     with_parent: bool = False
+    fabric: Fabric = Fabric()
 
 
 class Peer:
@@ -74,7 +74,6 @@ class Peer:
     def __init__(self, options: PeerOptions, clock: Callable[[], float]) -> None:
         self._options, self._clock = options, clock
         self._life = Life(options.rank, options.epoch, options.log_dir, clock)
-        self._bus: DistributedBus | None = None
         self._serving = False
 
     def run(self) -> int:
@@ -89,7 +88,7 @@ class Peer:
             protocol=PROTOCOL, rank=options.rank, world=options.world, epoch=options.epoch, process=process_name(),
             build=Build.here(model.plugin), settings=options.settings.encode(),
         )  # fmt: skip
-        link, era = ask(connect(options.rendezvous, options.timeout), hello, patience, options.timeout)
+        link, era = join(connect(options.rendezvous, options.timeout), hello, patience, options.timeout)
         self._member = Member(link, patience, self._clock, self._life.heartbeat, self._life.end)
         self._member.start()
         try:
@@ -101,8 +100,7 @@ class Peer:
         except Exception as error:
             self._fail(error)
         self._member.close()
-        if self._bus is not None:
-            self._bus.close()
+        self._life.leave()
         return 0
 
     def interrupt(self) -> None:
@@ -145,11 +143,7 @@ class Peer:
 
     def _connect(self, device: torch.device, era: Era) -> Bus:
         host = self._options.rendezvous.rpartition(":")[0]
-        self._bus = join(
-            self._options.rank, era.world, f"{host}:{era.fabric_port}", device=device, timeout=BUS_S,
-            settings=f"epoch {era.epoch}",
-        )  # fmt: skip
-        return WatchedBus(self._bus, self._life.pulse)
+        return self._life.meet(era, f"{host}:{era.fabric_port}", device, self._options.fabric)
 
     def _fail(self, error: Exception) -> None:
         """Tell rank 0 and end; does not return."""

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from dgpp_core.bus.transports import Transport
 from dgpp_core.cluster.identity import Build, Terms
 from dgpp_core.engine.operations import Operation, StepResult
 from dgpp_core.scheduler.messages import Submit
@@ -48,6 +49,7 @@ class Era(msgspec.Struct, frozen=True, kw_only=True, tag="era"):
         model: the spec's name.
         settings: the resolved engine settings as JSON; they go before the follower's own.
         fabric_port: where the bus meets, on rank 0's host.
+        bus: the transport that it takes.
     """
 
     epoch: int
@@ -55,6 +57,7 @@ class Era(msgspec.Struct, frozen=True, kw_only=True, tag="era"):
     model: str
     settings: bytes
     fabric_port: int
+    bus: Transport = "gloo"
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

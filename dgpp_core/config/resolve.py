@@ -10,13 +10,14 @@ import msgspec
 
 from dgpp_core.api.errors import ConfigError
 from dgpp_core.api.spec import ModelSpec
+from dgpp_core.config.fabric import WANTED, Wanted
 from dgpp_core.config.settings import Deployment, EngineSettings, HttpSettings, Paths
 from dgpp_core.config.site import Site
 from dgpp_core.config.strict import convert
 
 COMMAND_LINE = "command line"
 LOCAL = "localhost"
-OWN_FLAGS = ("model", "plugin", "checkpoint", "device")
+OWN_FLAGS = ("model", "plugin", "checkpoint", "device", "bus")
 HTTP_FLAGS = {"port": "port", "host": "bind_host", "bind_host": "bind_host", "max_body_bytes": "max_body_bytes",
               "sse_ping_interval": "sse_ping_interval", "api_key_file": "api_key_file"}  # fmt: skip
 SCHEDULE_KEYS = ("mtp_schedule", "mtp_schedule_min_depth")
@@ -51,6 +52,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         plugin: the model's name among the plugins; empty goes by the checkpoint's architecture.
         checkpoint: a folder or repository that replaces ``model``'s; empty for none.
         device: ``cpu``, ``cuda`` or ``cuda:N``; empty for the best there is.
+        bus: the transport between ranks, as of `Fabric`.
         nodes: as many as ranks.
         node_env: node-level settings, one object a node.
     """
@@ -59,6 +61,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     plugin: str = ""
     checkpoint: str = ""
     device: str = ""
+    bus: Wanted = "auto"
     release: str = ""
     engine: EngineSettings
     paths: ResolvedPaths
@@ -117,8 +120,11 @@ def resolve(deployment: Deployment, site: Site, flags: Mapping[str, object]) -> 
     ports = Ports(http=http.port, fabric=site.fabric_port, journal=site.journal_port)
     _check_ports(ports, len(nodes))
     return Resolved(
-        model=own.pop("model", deployment.model),
-        **own,
+        model=own.get("model", deployment.model),
+        plugin=own.get("plugin", ""),
+        checkpoint=own.get("checkpoint", ""),
+        device=device,
+        bus=_bus(own.get("bus", site.bus)),
         release=deployment.release,
         engine=engine,
         paths=_paths(deployment.paths, site),
@@ -158,6 +164,13 @@ def _paths(paths: Paths, site: Site) -> ResolvedPaths:
         stage_dir=site.stage_dir,
         release_dir=site.release_dir,
     )
+
+
+def _bus(name: str) -> Wanted:
+    for known in WANTED:
+        if name == known:
+            return known
+    raise ConfigError("--bus names no transport", where=COMMAND_LINE, found=name, expected=", ".join(WANTED))
 
 
 def _check_ports(ports: Ports, world: int) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from dgpp_core.config.fabric import WANTED
+
 Rule = Callable[[str], Any]
 
 
@@ -107,6 +109,7 @@ RULES: Mapping[str, Rule] = {
     "DGPP_HTTP_PORT": port,
     "DGPP_HTTP_BIND": ipv4,
     "DGPP_API_KEY_FILE": rooted_path,
+    "DGPP_BUS": matching("|".join(WANTED), "one of " + ", ".join(WANTED)),
     "DGPP_FABRIC_PORT": port,
     "DGPP_JOURNAL_PORT": port,
     "DGPP_LOG_DIR": matching(r".+", "a path"),

@@ -104,7 +104,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bf16_weights: on a GPU, keep BF16 matrices as they are or in 12 bits a weight, without loss.
         ngram_table, dense_weights, fp8_head: forms that single families offer.
         rope_scaling: YaRN, for families that take it.
-        bulk_pace_gbps, bulk_inflight, rendezvous_timeout_ms: transport between ranks.
+        bulk_pace_gbps: Gbit/s that a rank sends each other one at most over RDMA; 0 no limit, below 0 derived.
+        bulk_inflight, rendezvous_timeout_ms: transport between ranks.
     """
 
     max_concurrency: Annotated[int, Meta(ge=1, le=2**20)] = 8
@@ -191,7 +192,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 IDLE_KEYS = (
     "mtp_schedule_lambda", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "ngram_table", "dense_weights", "fp8_head",
-    "bulk_pace_gbps", "bulk_inflight",
+    "bulk_inflight",
 )  # fmt: skip
 """Keys that are read and checked, and that nothing in this version acts on."""
 

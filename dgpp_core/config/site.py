@@ -10,6 +10,7 @@ import msgspec
 
 from dgpp_core.api.errors import ConfigError
 from dgpp_core.config.envfile import Setting, parse_env
+from dgpp_core.config.fabric import Wanted
 from dgpp_core.config.rules import NODE_RULES, RULES
 from dgpp_core.config.strict import read_text
 
@@ -26,6 +27,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         python: on every node, the Python that has what dgpp depends on; empty for the one that runs the launcher.
         api_key_file: hashed API keys of the HTTP service; empty for none.
         cluster_config: the deployment file that is served when none is named; empty for none.
+        bus, roce_devices, roce_gid_indices: how ranks reach each other; see `Fabric`.
         hub_cache: the Hugging Face cache; empty leaves it to `huggingface_hub`.
         resident_cache_dir: prepacked weights; empty leaves it to the deployment.
         node_overrides: by node, settings of that node alone.
@@ -40,6 +42,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int = 18080
     http_bind: str = "127.0.0.1"
     api_key_file: str = ""
+    bus: Wanted = "auto"
     fabric_port: int = 29970
     journal_port: int = 29971
     log_dir: str = "~/dgpp/log"

@@ -168,6 +168,7 @@ def site_of(site: Site, resolved: Resolved, rank: int) -> str:
         "DGPP_NODES": " ".join(site.nodes),
         "DGPP_HTTP_PORT": str(site.http_port),
         "DGPP_HTTP_BIND": site.http_bind,
+        "DGPP_BUS": site.bus,
         "DGPP_FABRIC_PORT": str(site.fabric_port),
         "DGPP_JOURNAL_PORT": str(site.journal_port),
         **resolved.node_env[rank],

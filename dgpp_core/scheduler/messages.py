@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from dgpp_core.config.fabric import Fabric
 from dgpp_core.engine.operations import TokenLogprobs
 from dgpp_core.images.picture import Picture
 from dgpp_core.sampling.params import SamplingParams
@@ -37,6 +38,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
         fabric_port: where the bus meets; 0 takes any that is free.
         log_dir: where fault files go.
         timeout: seconds for the others to join.
+        fabric: how this host reaches them.
     """
 
     world: int
@@ -46,6 +48,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     fabric_port: int
     log_dir: str
     timeout: float
+    fabric: Fabric = Fabric()
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True, tag="boot"):

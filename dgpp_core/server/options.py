@@ -6,6 +6,7 @@ import msgspec
 
 from dgpp_core.api.spec import Dialect
 from dgpp_core.api.vision import Vision
+from dgpp_core.config.fabric import Fabric
 from dgpp_core.config.settings import FileInputs, HttpSettings
 
 
@@ -29,6 +30,7 @@ class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
         epoch: counts the starts of this world; ranks that were started for another one are refused.
         fabric_port: where the bus meets; 0 takes any port that is free.
         timeout: seconds for the other ranks to join.
+        fabric: how this host reaches them.
     """
 
     size: int
@@ -37,6 +39,7 @@ class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 1
     fabric_port: int = 0
     timeout: float = 120.0
+    fabric: Fabric = Fabric()
 
     @property
     def here(self) -> int:

@@ -62,6 +62,7 @@ def ranks_of(world: WorldOptions, journal: socket.socket) -> Ranks:
         fabric_port=world.fabric_port,
         log_dir=world.log_dir,
         timeout=world.timeout,
+        fabric=world.fabric,
     )
 
 
@@ -143,7 +144,7 @@ def _peer_options(options: ServeOptions, world: WorldOptions, rank: int, journal
         "rank": rank, "world": world.size, "rendezvous": f"{host}:{port}", "model": options.model,
         "checkpoint": options.checkpoint, "device": options.device, "epoch": world.epoch,
         "image_cache": options.image_cache, "here": world.here, "log_dir": world.log_dir, "timeout": world.timeout,
-        "with_parent": True,
+        "with_parent": True, "fabric": world.fabric,
     }  # fmt: skip
     return msgspec.json.encode(said).decode()
 

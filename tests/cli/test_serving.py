@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dgpp_core.cli.main import cli
 from dgpp_core.cli.options import CAPACITY, HTTP, OWN_NAMES, SERVICE
 from dgpp_core.cli.serving import choose, serve_options, world_options
 from dgpp_core.cli.synth import in_format, shortened
+from dgpp_core.config.fabric import Fabric
 from dgpp_core.config.settings import IDLE_KEYS, EngineSettings, HttpSettings
 from dgpp_core.engine.factory import prepare
 from dgpp_core.host.loading import LoadedModel, PluginHost, load_plugins
@@ -277,30 +278,65 @@ def test_ranks_of_other_hosts_are_waited_for_and_not_started(
     host: PluginHost, toy: LoadedModel, tmp_path: Path
 ) -> None:
     file = Path(deployment(tmp_path / "d.json", model=toy.spec.repository, world_size=2))
-    two = choose(host, {"DGPP_NODES": "a b"}, plugin=None, config=file, checkpoint=None).resolved
+    two = choose(host, {"DGPP_NODES": "a b"}, plugin=None, config=file, checkpoint=None)
     with pytest.raises(ConfigError, match="other hosts") as raised:
         world_options(two, None, 1, None)
     assert "a, b" in raised.value.found
     led = world_options(two, "0.0.0.0:29971", 7, str(tmp_path))
     assert led is not None
-    assert (led.size, led.here, led.epoch, led.fabric_port) == (2, 1, 7, two.ports.fabric)
+    assert (led.size, led.here, led.epoch, led.fabric_port) == (2, 1, 7, two.resolved.ports.fabric)
 
 
 def test_a_world_is_started_on_this_host(host: PluginHost, toy_checkpoint: Path) -> None:
     given = {"plugin": "toy", "config": None, "checkpoint": str(toy_checkpoint)}
-    four = choose(host, {}, **given, world=4).resolved  # type: ignore[arg-type]
+    four = choose(host, {}, **given, world=4)  # type: ignore[arg-type]
     here = world_options(four, None, 1, None)
     assert here is not None
     assert (here.size, here.here, here.rendezvous, here.log_dir) == (
         4,
         4,
         "",
-        f"{four.paths.log_dir}/port-{four.http.port}",
+        f"{four.resolved.paths.log_dir}/port-{four.resolved.http.port}",
     )
-    one = choose(host, {}, **given).resolved  # type: ignore[arg-type]
+    one = choose(host, {}, **given)  # type: ignore[arg-type]
     assert world_options(one, None, 1, None) is None
     with pytest.raises(ConfigError, match="world of one"):
         world_options(one, "127.0.0.1:1", 1, None)
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "fabric"),
+    [
+        (None, {}, Fabric()),
+        (None, {"DGPP_BUS": "gloo"}, Fabric(bus="gloo")),
+        ("shm", {"DGPP_BUS": "gloo"}, Fabric(bus="shm")),
+        (
+            "verbs",
+            {"DGPP_ROCE_DEVICES": "b a", "DGPP_ROCE_GID_INDICES": "3 1"},
+            Fabric(bus="verbs", devices=("b", "a"), gid_indices=(3, 1)),
+        ),
+    ],
+)
+def test_a_flag_goes_before_the_sites_transport(
+    host: PluginHost, toy_checkpoint: Path, flag: str | None, environ: Mapping[str, str], fabric: Fabric
+) -> None:
+    chosen = choose(host, environ, plugin="toy", config=None, checkpoint=str(toy_checkpoint), world=2, bus=flag)
+    world = world_options(chosen, None, 1, None)
+    assert world is not None
+    assert world.fabric == fabric
+
+
+def test_the_transport_is_shown() -> None:
+    assert resolved("--plugin", "smollm2", "--bus", "verbs")["bus"] == "verbs"
+    assert resolved("--plugin", "smollm2")["bus"] == "auto"
+
+
+def test_what_is_no_transport_is_refused(host: PluginHost, toy_checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="DGPP_BUS has a value that is not allowed") as raised:
+        choose(host, {"DGPP_BUS": "mpi"}, plugin="toy", config=None, checkpoint=str(toy_checkpoint))
+    assert "auto, shm, verbs, nccl, gloo" in raised.value.expected
+    with pytest.raises(ConfigError, match="--bus names no transport"):
+        choose(host, {}, plugin="toy", config=None, checkpoint=str(toy_checkpoint), bus="mpi")
 
 
 # synth

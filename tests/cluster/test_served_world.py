@@ -50,6 +50,7 @@ def test_two_ranks_reply_as_one_and_start_again_after_a_loss(
     arguments = ["--plugin=glm47", f"--checkpoint={glm}", "--world=2", "--relaunch=1"]
     with served_world(tmp_path, arguments, environ=environ) as world:
         assert texts(world) == alone
+        assert world.log.count("collectives over shared memory") == 2, "every rank says what it uses"
         for told in lose(world, 1, signal.SIGKILL):
             assert "rank 1" in told
         world.await_ready()
@@ -76,8 +77,14 @@ def test_four_ranks_reply_as_one_and_leave_together(
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_the_loss_of_rank_0_is_named_and_ends_the_others(glm: Path, environ: Mapping[str, str], tmp_path: Path) -> None:
-    with served_world(tmp_path, ["--plugin=glm47", f"--checkpoint={glm}", "--world=2"], environ=environ) as world:
+def test_the_loss_of_rank_0_is_named_and_ends_the_others(
+    glm: Path, environ: Mapping[str, str], tmp_path: Path, alone: list[str]
+) -> None:
+    """Over torch.distributed, whose store goes with rank 0."""
+    arguments = ["--plugin=glm47", f"--checkpoint={glm}", "--world=2", "--bus=gloo"]
+    with served_world(tmp_path, arguments, environ=environ) as world:
+        assert texts(world) == alone
+        assert world.log.count("collectives over TCP (gloo)") == 2, "every rank says what it uses"
         pids = [world.pid(rank) for rank in range(2)]
         for told in lose(world, 0, signal.SIGSTOP):
             assert "rank 0" in told
