@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dgpp_core.server.translate import Paths
+from dgpp_core.server.translate import Paths, no_such_call
 
 
 def in_call_order(messages: Sequence[Any]) -> tuple[list[Any], Paths]:
     """Chat messages, each turn's results sorted by its calls, and where those that moved stood.
 
-    Results whose call is not known stay as they are, and so do messages that are malformed.
+    Results whose call is not known stay where they are, and so do messages that are malformed.
     """
     places = list(range(len(messages)))
     for order, run in _results(messages):
@@ -24,6 +24,22 @@ def in_call_order(messages: Sequence[Any]) -> tuple[list[Any], Paths]:
         if at != own:
             paths.add(f"messages[{at}]", f"messages[{own}]")
     return [messages[own] for own in places], paths
+
+
+def check_results(messages: Sequence[Any]) -> None:
+    """Every result that names a call names one before it.
+
+    Raises:
+        RequestError: 400 with the path of the name.
+    """
+    known: set[str] = set()
+    for at, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            continue
+        known.update(_calls(message))
+        call, path = message.get("tool_call_id"), f"messages[{at}].tool_call_id"
+        if message.get("role") == "tool" and isinstance(call, str) and call not in known:
+            raise no_such_call(call, path)
 
 
 def _results(messages: Sequence[Any]) -> Iterator[tuple[Mapping[str, int], list[int]]]:

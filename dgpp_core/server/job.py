@@ -111,10 +111,12 @@ def check_stream_options(raw: dict[str, Any], members: Sequence[str] = STREAM_ME
         RequestError: 400.
     """
     options = raw.get("stream_options")
-    if isinstance(options, dict):
-        for name in options:
-            if name not in members:
-                raise unsupported(f"stream_options.{name}", f"`stream_options.{name}` is not supported")
+    if options is not None and not isinstance(options, dict):
+        what = f"`stream_options`: expected an object, found {shorten(options)}"
+        raise RequestError(what, param="stream_options")
+    for name in options or ():
+        if name not in members:
+            raise unsupported(f"stream_options.{name}", f"`stream_options.{name}` is not supported")
     for name in ("stream_options", "sse_ping_interval"):
         if raw.get(name) is not None and raw.get("stream") is not True:
             raise RequestError(f"`{name}` is only allowed with `stream: true`", param=name)

@@ -9,7 +9,7 @@ import msgspec
 from dgpp_core.api.errors import RequestError
 from dgpp_core.images.picture import Picture
 from dgpp_core.server.attachments import attach
-from dgpp_core.server.call_order import in_call_order
+from dgpp_core.server.call_order import check_results, in_call_order
 from dgpp_core.server.held import held_schema, held_to, start_of, within_budget
 from dgpp_core.server.job import (
     Job,
@@ -136,6 +136,7 @@ def _render(request: ChatRequest, use: ToolUse, served: Served) -> tuple[Shown, 
     with moved.renamed():
         attached = attach(ordered, served.sight, served.files)
         messages = normalise_messages(attached.messages, template)
+        check_results(ordered)
     shown = show(
         lambda messages, tools: template.render(messages, tools=tools, kwargs=variables),
         messages, use.shown, len(attached.pictures), served.sight,

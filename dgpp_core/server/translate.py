@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.server.parse import shorten
 from dgpp_core.server.requests import ChatRequest, SamplingRequest
 
 Result = TypeVar("Result")
@@ -73,8 +74,13 @@ class CallOrder:
             RequestError: 400, there is no such call before it.
         """
         if call not in self._order:
-            raise RequestError(f"`{path}`: no call before this result has the id {call!r}", param=path)
+            raise no_such_call(call, path)
 
     def sort(self, results: Iterable[tuple[str, Result]]) -> Sequence[Result]:
         """Results, by the ids of their calls, in the order of the calls."""
         return [result for _, result in sorted(results, key=lambda pair: self._order[pair[0]])]
+
+
+def no_such_call(call: str, path: str) -> RequestError:
+    """400 for a result of no call."""
+    return RequestError(f"`{path}`: no call before this result has the id {shorten(call)}", param=path)

@@ -65,6 +65,28 @@ def test_what_says_nothing_of_an_order_stays_as_it_is(messages: list[Any]) -> No
     assert in_call_order(messages)[0] == messages
 
 
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        ([USER, result("a")], 1),
+        ([USER, turn("a"), result("b")], 2),
+        ([USER, turn("a", "b"), result("b"), result("c")], 3),
+        ([USER, result("a"), turn("a"), result("a")], 1),
+        ([USER, turn("a"), result("")], 2),
+    ],
+)
+def test_a_result_of_no_call_is_refused(fake: Any, messages: list[Any], place: int) -> None:
+    """As in the other dialects, and as OpenAI does: the template would show it as another call's."""
+    error = fake.chat(messages=[*messages, USER]).json()["error"]
+    assert error["param"] == f"messages[{place}].tool_call_id"
+    assert error["param"] in error["message"]
+
+
+def test_a_result_may_be_of_any_call_before_it(fake: Any) -> None:
+    late = [USER, turn("a"), USER, result("a"), USER]
+    assert fake.chat(messages=late).status_code == 200
+
+
 def test_every_dialect_takes_a_turn_that_only_thinks_and_calls_without_arguments(fake: Any) -> None:
     """What the other dialects' histories become may also come as chat."""
     thinks = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
