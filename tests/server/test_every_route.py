@@ -82,7 +82,9 @@ def test_one_validator(fake: Any, route: str, fields: dict[str, Any]) -> None:
 
 
 @every_route
-@pytest.mark.parametrize("options", [{"include_usage": "yes"}, {"include_obfuscation": 1}, {"fast": True}, [], 5, "x", False])
+@pytest.mark.parametrize(
+    "options", [{"include_usage": "yes"}, {"include_obfuscation": 1}, {"fast": True}, [], 5, "x", False]
+)
 def test_one_validator_of_stream_options(fake: Any, route: str, options: Any) -> None:
     """The same: ``"include_usage": "yes"``."""
     response = post(fake, route, stream=True, stream_options=options)
