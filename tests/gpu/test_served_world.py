@@ -1,4 +1,4 @@
-"""A served model over two GPUs: the journal and the graphs' collectives together, and a rank that is killed."""
+"""A served model over two ranks with GPUs: the journal and the graphs' collectives together, and a rank that stops."""
 
 from __future__ import annotations
 
@@ -15,15 +15,30 @@ from dgpp_core.testing.served_world import Crowd, served_world
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices, one a rank"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none is available here"),
 ]
+APART = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices, one a rank")
 
 
-def test_two_gpus_take_the_same_steps_and_a_lost_rank_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "bus", "said"),
+    [
+        pytest.param("cuda:0", "shm", "collectives over shared memory, device cuda", id="one card"),
+        pytest.param("cuda", "shm", "collectives over shared memory, device cuda", id="shared memory", marks=APART),
+        pytest.param("cuda", "nccl", "collectives over NCCL, device cuda", id="NCCL", marks=APART),
+    ],
+)
+def test_two_ranks_take_the_same_steps_and_a_lost_one_is_named(
+    tmp_path: Path, device: str, bus: str, said: str
+) -> None:
     done = CliRunner().invoke(cli, ["synth", "smollm2", "--tiny", str(tmp_path / "tiny")])
     assert done.exit_code == 0, done.stderr
-    arguments = ["--plugin=smollm2", f"--checkpoint={tmp_path / 'tiny'}", "--world=2", "--device=cuda", "--no-image"]
+    arguments = [
+        "--plugin=smollm2", f"--checkpoint={tmp_path / 'tiny'}", "--world=2", f"--device={device}", f"--bus={bus}",
+        "--no-image",
+    ]  # fmt: skip
     with served_world(tmp_path / "first", arguments, environ=os.environ) as world:
+        assert world.log.count(said) == 2, world.log
         alone = world.complete("The quick brown fox", 64)
         assert alone.status == 200
         crowd = Crowd(world, 6, tokens=200)

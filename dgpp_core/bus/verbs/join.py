@@ -29,6 +29,9 @@ def join(
         EngineError: a device or address is missing, or as `bus.shm.join`.
     """
     chosen, library = rails(devices, gid_indices), None
+    for rail in chosen:
+        where = f"GID {rail.gid.index}, {rail.gid.address.ipv4_mapped or rail.gid.address}"
+        log.info("rank %d: RDMA device %s, %s, %g Gbit/s", terms.rank, rail.device, where, rail.gbps)
     if terms.native is not False:
         try:
             library = load("verbs")
