@@ -62,8 +62,8 @@ class Parameter(msgspec.Struct, frozen=True):
         if self.role == "linear" and device == "cpu" and len(self.shape) >= 2:
             return self.entries * resident_bytes("linear", (*self.shape[:-2], self.matrix_rows, self.shape[-1]), device)
         if (storage := self.storage(device)) != "dense":
-            heights = [cut_shape(binding, self.world)[0] for binding in self.bindings]
-            return sum(self._stored_bytes(binding, storage, heights[:-1]) for binding in self.bindings)
+            heights = sorted({cut_shape(binding, self.world)[0] for binding in self.bindings[:-1]})
+            return sum(self._stored_bytes(binding, storage, heights) for binding in self.bindings)
         if self.bindings[0].stays_float32:
             return 4 * self.elements
         if self.bindings[0].stays_stored:

@@ -6,8 +6,8 @@ make of them reorders bytes and adds none.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 from dgpp_core.api.bindings import Role
@@ -61,15 +61,16 @@ def resident_bytes(role: Role, shape: tuple[int, ...], device: DeviceKind) -> in
     return math.prod(shape) * COMPUTE_BYTES[device]
 
 
+@functools.lru_cache(maxsize=1024)
 def stored_bytes(
-    storage: str, shape: tuple[int, int], cut: tuple[int, int] | None = None, heights: Sequence[int] = ()
+    storage: str, shape: tuple[int, int], cut: tuple[int, int] | None = None, heights: tuple[int, ...] = ()
 ) -> int:
     """Bytes of a quantised matrix as `dgpp_core.formats` holds it on a device.
 
     Args:
         shape: ``(N, K)`` of a rank's part.
         cut: the axis that ranks divide and its whole size: a slice may have smaller scale blocks.
-        heights: rows of the matrices of the stack that it is in, save the last: blocks divide them.
+        heights: rows, each number once, of the matrices of the stack that it is in, save the last: blocks divide them.
 
     Raises:
         CheckpointError, PluginError: the storage cannot hold it, or cannot be cut so.

@@ -45,7 +45,7 @@ def near(here: dict[int, float], there: dict[int, float]) -> bool:
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8", "fp4"])
-@pytest.mark.parametrize("fmt", ["bf16", "int4int8"])
+@pytest.mark.parametrize("fmt", ["bf16", "int4int8", "nf4i8"])
 def test_logprobs_are_near_those_of_the_cpu(model: LoadedModel, fmt: str, kv_dtype: str, tmp_path: Path) -> None:
     raw, dtype = in_format(model.spec, model.spec.tiny_config, fmt)
     synthesise(model.spec, model.bindings(model.read_config(raw)), raw, tmp_path, seed=4, dtype=dtype)
