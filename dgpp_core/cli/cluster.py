@@ -35,7 +35,7 @@ Examples:
 
 \b
 Run it on rank 0's host. The hosts, logins and ports are those of the site file (.env, or DGPP_ENV_FILE); the other
-hosts are reached over SSH without a password.
+hosts are reached over SSH without a password. `dgpp doctor` says whether they are fit.
 """
 
 
@@ -48,15 +48,16 @@ def command() -> None:
 @cluster_options
 @click.option("--replace", is_flag=True, help="Stop what runs of this deployment first.")
 @click.option("--release", metavar="VERSION", help="An installed release, or `current`.  [default: the deployment's]")
+@click.option("--skip-preflight", is_flag=True, help="Start without looking at the nodes first.")
 @click.option("--timeout", type=click.FloatRange(1), default=READY_S, show_default=True, help="Seconds until READY.")
-def up(config: Path | None, log_dir: str | None, replace: bool, release: str | None,
+def up(config: Path | None, log_dir: str | None, replace: bool, release: str | None, skip_preflight: bool,
        timeout: float) -> None:  # fmt: skip
     """Start every rank, and wait until the world serves."""
     what, around = chosen(config, log_dir), outside()
     require_here(what.resolved.nodes[0])
     launch = Launch(
         deployment=what.deployment, text=what.text, site=what.site, resolved=what.resolved, places=what.places,
-        program=choose_program(what.site, what.resolved, release),
+        program=choose_program(what.site, what.resolved, release), preflight=not skip_preflight,
     )  # fmt: skip
     with locked(what.places.log), _interruptible():
         previous = read_world(what.places.log)

@@ -14,7 +14,7 @@ import msgspec
 
 from dgpp_core.api.errors import ConfigError, LaunchError
 from dgpp_core.config.resolve import Resolved, resolve
-from dgpp_core.config.settings import parse_deployment
+from dgpp_core.config.settings import Deployment, parse_deployment
 from dgpp_core.config.site import Site, read_site
 from dgpp_core.config.strict import parse_json, read_text
 from dgpp_core.launch.nodes import make_nodes
@@ -59,6 +59,14 @@ def chosen(config: Path | None, log_dir: str | None) -> Chosen:
     return Chosen(
         site=site, resolved=resolved, deployment=path, text=text, places=places(resolved, path, log_dir)
     )  # fmt: skip
+
+
+def site_alone(log_dir: str | None) -> Chosen:
+    """All hosts of the site, without a deployment."""
+    site = read_site(None, os.environ)
+    path = Path("deployment.json").absolute()
+    resolved = resolve(Deployment(model="none", world_size=len(site.nodes)), site, {})
+    return Chosen(site=site, resolved=resolved, deployment=path, text="", places=places(resolved, path, log_dir))
 
 
 def outside() -> Outside:

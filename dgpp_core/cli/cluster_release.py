@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from dgpp_core.cli.command import GuardedCommand, json_option, print_json, print
 from dgpp_core.config.site import Site, read_site
 from dgpp_core.launch.agent import processes
 from dgpp_core.launch.nodes import Node, call, each
+from dgpp_core.launch.weights import unit_of
 
 
 def _site_nodes() -> tuple[Site, list[Node]]:
@@ -89,7 +91,7 @@ def fetch_command(config: Path | None, log_dir: str | None, check: bool, offline
     nodes = around.nodes(resolved.nodes, resolved.ssh_user, what.site.ssh_config)
     homes = dict(zip([node.name for node in nodes], each(nodes, lambda n: call(n, processes.greet, "")), strict=True))
     targets = {
-        node.name: _target(weights.unit_of(folder), str(homes[node.name]["home"]), resolved.node_env[rank])
+        node.name: on_node(unit_of(folder), str(homes[node.name]["home"]), resolved.node_env[rank])
         for rank, node in enumerate(nodes)
     }
     if not check:
@@ -102,10 +104,11 @@ def fetch_command(config: Path | None, log_dir: str | None, check: bool, offline
         click.get_current_context().exit(1)
 
 
-def _target(unit: Path, home: str, node_env: object) -> str:
-    """Where a host keeps ``unit``: in its Hugging Face cache, at the same place below its home, or at the same path."""
-    own = node_env.get("HF_HUB_CACHE", "") if isinstance(node_env, dict) else ""
-    if unit.name.startswith("models--") and own:
-        return f"{own}/{unit.name}"
+def on_node(path: Path, home: str, node_env: Mapping[str, str]) -> str:
+    """Where a host keeps what is at ``path`` here: a checkpoint of the Hugging Face cache in its own one, what is below
+    the home folder at the same place below its own (``home``), anything else at the same path."""
+    unit = unit_of(path)
+    if unit.name.startswith("models--") and (own := node_env.get("HF_HUB_CACHE")):
+        return f"{own}/{unit.name}/{path.relative_to(unit)}".removesuffix("/.")
     below = Path.home()
-    return f"{home}/{unit.relative_to(below)}" if unit.is_relative_to(below) else str(unit)
+    return f"{home}/{path.relative_to(below)}" if path.is_relative_to(below) else str(path)

@@ -57,7 +57,7 @@ def install(archive: Path, nodes: Sequence[Node], folder: str, say: Callable[[st
         if version in there.versions:
             say(f"{node.name}: has {version} already")
             return
-        place, name = call(node, releases.prepare, folder), f".{digest[:16]}.tar.gz"
+        place, name = call(node, releases.prepare, folder), f".{digest[:16]}.{node.name}.tar.gz"
         run(node, ["sh", "-c", 'cat > "$1"', "sh", f"{place}/{name}"], body, STEP_S)
         call_for(STEP_S, node, releases.unpack, folder, name, digest, version)
         say(f"{node.name}: installed {version}")

@@ -13,6 +13,7 @@ from dgpp_core.config.rules import RULES
 from dgpp_core.config.site import Site
 from dgpp_core.launch.agent import processes
 from dgpp_core.launch.agent.processes import MARK
+from dgpp_core.launch.doctor import look, require_fit, wanted_of
 from dgpp_core.launch.look import conditions, log_tail, nodes_of
 from dgpp_core.launch.nodes import Node, call, each
 from dgpp_core.launch.outside import Outside
@@ -21,7 +22,6 @@ from dgpp_core.launch.world import (
     DEPLOYMENT,
     EPOCH,
     RESOLVED,
-    SITE,
     WORLD,
     Member,
     Places,
@@ -46,6 +46,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
 
     home: str
     python: str
+    time: float
     address: str
     interface: str
 
@@ -55,6 +56,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         deployment: the file; ``text`` is what it says.
+        preflight: look at the nodes first.
     """
 
     deployment: Path
@@ -63,6 +65,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     resolved: Resolved
     places: Places
     program: Program
+    preflight: bool = True
 
 
 def greet_all(nodes: Sequence[Node], names: Sequence[str]) -> list[Greeting]:
@@ -156,6 +159,11 @@ def start(launch: Launch, outside: Outside, *, limit: float = READY_S) -> World:
     greetings = greet_all(nodes, resolved.nodes)
     members = members_of(launch, greetings)
     require_free(nodes, members)
+    if launch.preflight:
+        outside.say("looking at the nodes")
+        names = [""] * len(nodes)
+        seen = look(nodes, resolved.nodes, launch.places, resolved, launch.program, names, outside)
+        require_fit(seen, wanted_of(launch.site, resolved, 0))
     folder = launch.places.log
     world = World(
         deployment=str(launch.deployment.absolute()), epoch=next_epoch(folder), started=outside.time(),
@@ -192,7 +200,7 @@ def _start_ranks(
             MARK: f"{deployment_id(launch.deployment)}.{world.epoch}.{rank}",
         }  # fmt: skip
         line = [*world.program.line(said.home), *rank_line(resolved, member, world.epoch)]
-        files = {DEPLOYMENT: launch.text, SITE: site_of(launch.site, resolved, rank)}
+        files = {DEPLOYMENT: launch.text, member.site: site_of(launch.site, resolved, rank)}
         log = member.log(world.epoch)
         pid = call(node, processes.start, member.folder, member.record, log, line, environ, without, files, KEPT)
         outside.say(f"{member}: started, process {pid}, log {member.folder}/{log}")

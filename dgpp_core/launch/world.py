@@ -14,8 +14,8 @@ from dgpp_core.config.rules import RULES
 from dgpp_core.config.site import ENV_FILE, Site
 from dgpp_core.launch.agent.processes import MARK
 
-DEPLOYMENT, SITE, RESOLVED, WORLD, EPOCH, LOCK = (
-    "deployment.json", "site.env", "cluster.resolved.json", "world.json", "epoch", "launcher.lock",
+DEPLOYMENT, RESOLVED, WORLD, EPOCH, LOCK = (
+    "deployment.json", "cluster.resolved.json", "world.json", "epoch", "launcher.lock",
 )  # fmt: skip
 FORWARDED = ("DGPP_", "NCCL_", "GLOO_", "OMP_")
 PRIVATE = ("DGPP_API_KEY", ENV_FILE, MARK)
@@ -43,7 +43,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank.
+    """One rank. Files have its number in their names: nodes may share a folder.
 
     Attributes:
         folder: its files, on its node, absolute.
@@ -57,6 +57,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     def record(self) -> str:
         """The file that its process is recorded in."""
         return f"rank{self.rank}.process.json"
+
+    @property
+    def site(self) -> str:
+        """Its site file."""
+        return f"rank{self.rank}.env"
 
     def log(self, epoch: int) -> str:
         """The file of its output."""
@@ -151,9 +156,13 @@ def rank_environ(environ: Mapping[str, str], member: Member, interface: str) -> 
         interface: the network interface towards the other ranks; libraries would otherwise go by the host's name,
             which many systems map to a loopback address.
     """
-    own = {ENV_FILE: f"{member.folder}/{SITE}", "PYTHONUNBUFFERED": "1"}
-    if interface:
-        own |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    own = {ENV_FILE: f"{member.folder}/{member.site}", "PYTHONUNBUFFERED": "1"}
+    return own | network_environ(environ, interface)
+
+
+def network_environ(environ: Mapping[str, str], interface: str) -> dict[str, str]:
+    """What programs that talk to other nodes get: as `rank_environ`, without a rank's files."""
+    own = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
     given = {
         name: value
         for name, value in environ.items()

@@ -63,10 +63,16 @@ def test_two_hosts_from_up_to_down_with_a_rank_lost_between(cluster: Callable[[i
 def test_four_hosts_serve_and_are_stopped_although_a_rank_hangs(cluster: Callable[[int], Cluster], glm: Path) -> None:
     four = cluster(4)
     deployment = four.deployment(glm, 4)
-    up = four.dgpp("cluster", "up", "--config", str(deployment))
+    packed = four.dgpp("cluster", "pack", str(four.folder / "dist"))
+    installed = four.dgpp("cluster", "install", packed.stdout.strip())
+    assert installed.returncode == 0, installed.stderr
+    up = four.dgpp("cluster", "up", "--config", str(deployment), "--release", "current")
     assert up.returncode == 0, up.stderr
     assert four.complete()
     seen = status(four, deployment)[1]
+    release = four.folder / "releases" / "current"
+    environ = Path(f"/proc/{seen['ranks'][3]['pid']}/environ").read_text()
+    assert f"PYTHONPATH={release}/lib" in environ
     os.kill(seen["ranks"][2]["pid"], signal.SIGSTOP)
     down = four.dgpp("cluster", "down", "--config", str(deployment))
     assert down.returncode == 0, down.stderr

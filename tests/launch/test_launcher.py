@@ -19,7 +19,7 @@ from dgpp_core.api.errors import LaunchError
 from dgpp_core.config.resolve import resolve
 from dgpp_core.config.settings import parse_deployment
 from dgpp_core.config.site import Site
-from dgpp_core.launch.agent import processes
+from dgpp_core.launch.agent import inspect_node, processes, releases
 from dgpp_core.launch.look import conditions, nodes_of, recorded, status
 from dgpp_core.launch.nodes import LocalNode, Node, SshNode, call, run
 from dgpp_core.launch.outside import Outside
@@ -66,7 +66,7 @@ class Place:
         resolved = resolve(parse_deployment(json.loads(text), "here"), site, {})
         return Launch(
             deployment=file, text=text, site=site, resolved=resolved, places=places(resolved, file),
-            program=Program(python=str(program)),
+            program=Program(python=str(program)), preflight=False,
         )  # fmt: skip
 
     def states(self, world: World) -> list[str]:
@@ -114,8 +114,8 @@ def test_a_rank_gets_its_files_its_arguments_and_the_environment_that_is_meant_f
     assert "'DGPP_EXTRA'" in names
     assert "'DGPP_API_KEY'" not in [*names.split(", ")], "keys stay where they are"
     assert (folder / "deployment.json").read_text() == launch.text
-    assert 'DGPP_NODES="node-a.invalid node-b.invalid node-c.invalid"' in (folder / "site.env").read_text()
-    assert (folder / "site.env").stat().st_mode & 0o77 == 0
+    assert 'DGPP_NODES="node-a.invalid node-b.invalid node-c.invalid"' in (folder / "rank1.env").read_text()
+    assert (folder / "rank1.env").stat().st_mode & 0o77 == 0
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_the_helper_runs_on_an_older_python() -> None:
     import ast
     import inspect
 
-    for module in (processes,):
+    for module in (processes, releases, inspect_node):
         tree = ast.parse(inspect.getsource(module), feature_version=(3, 9))
         roots = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         roots |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

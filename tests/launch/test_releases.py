@@ -127,6 +127,14 @@ def test_an_install_that_was_interrupted_is_finished(nodes: list[HomeNode], tmp_
     assert left == ["1.0"], "the archive is gone"
 
 
+def test_nodes_may_share_the_folder(nodes: list[HomeNode], tmp_path: Path) -> None:
+    nodes[1].home = nodes[0].home
+    install(small(tmp_path, "1.0"), nodes, FOLDER, quiet)
+    activate("1.0", nodes, FOLDER)
+    assert sorted(path.name for path in (nodes[0].home / "releases").iterdir()) == ["1.0", "current"]
+    assert verify(nodes, FOLDER) == []
+
+
 def test_another_release_of_the_same_version_is_refused(nodes: list[HomeNode], tmp_path: Path) -> None:
     install(small(tmp_path, "1.0"), nodes[:1], FOLDER, quiet)
     with pytest.raises(LaunchError, match="another release of this version"):

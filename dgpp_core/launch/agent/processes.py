@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,14 @@ def greet(towards: str) -> dict[str, Any]:
         towards: another node, or empty.
 
     Returns:
-        ``home``; ``python``; ``address`` and ``interface`` from which ``towards`` is reached, empty where there is no
-        way or no such name.
+        ``home``; ``python``; ``time``, Unix time in seconds; ``address`` and ``interface`` from which ``towards`` is
+        reached, empty where there is no way or no such name.
     """
     address = _address_towards(towards) if towards else ""
     return {
         "home": str(Path.home()),
         "python": sys.version.split()[0],
+        "time": time.time(),
         "address": address,
         "interface": _interface_of(address),
     }
@@ -149,10 +151,10 @@ def forget(folder: str, record: str) -> None:
 
 
 def write(folder: str, name: str, text: str) -> None:
-    """Write a file as a whole; its folder is made if need be, for its owner alone."""
+    """Write a file as a whole; its folder is made if need be, for its owner alone. Nodes may share it."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = place / (name + ".new")
+    fresh = place / f".{name}.{socket.gethostname()}.{os.getpid()}"
     with open(fresh, "w", encoding="utf-8") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(text)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import tarfile
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,27 +36,28 @@ def prepare(folder: str) -> str:
 
 
 def unpack(folder: str, archive: str, digest: str, version: str) -> None:
-    """Install an archive that was put beside the releases, and remove it.
+    """Install an archive that was put beside the releases, and remove it. Nodes may share the folder.
 
     Args:
         digest: SHA-256 of the archive.
 
     Raises:
         ValueError: it arrived damaged, or a file is not as the manifest says.
-        FileExistsError: there is such a version already.
+        OSError: there is another release of that version.
     """
     place = Path(os.path.expanduser(folder))
-    source, target, fresh = place / archive, place / version, place / (".new-" + version)
+    source, target, fresh = place / archive, place / version, place / f".new-{socket.gethostname()}-{os.getpid()}"
     try:
-        if target.exists():
-            raise FileExistsError(str(target))
         if (found := _digest(source)) != digest:
             raise ValueError(f"the archive arrived damaged: {found} and not {digest}")
-        shutil.rmtree(fresh, ignore_errors=True)
         _extract(source, fresh)
-        if problems := verify(str(place), fresh.name):
+        if problems := _problems(fresh, version):
             raise ValueError("; ".join(problems))
-        fresh.rename(target)
+        try:
+            fresh.rename(target)
+        except OSError:
+            if not target.is_dir() or _digest(target / DIGESTS) != _digest(fresh / DIGESTS):
+                raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
@@ -64,21 +66,7 @@ def unpack(folder: str, archive: str, digest: str, version: str) -> None:
 
 def verify(folder: str, version: str) -> list[str]:
     """What is not as the manifest says: files that are missing, changed or unknown."""
-    place = Path(os.path.expanduser(folder)) / version
-    wanted = {}
-    for line in (place / DIGESTS).read_text(encoding="utf-8").splitlines():
-        digest, _, name = line.partition("  ")
-        wanted[name] = digest
-    there = {
-        str(path.relative_to(place))
-        for path in place.rglob("*")
-        if (path.is_file() or path.is_symlink()) and "__pycache__" not in path.parts
-    } - {DIGESTS}
-    problems = [f"{name} is missing" for name in sorted(set(wanted) - there)]
-    problems += [f"{name} is not in the manifest" for name in sorted(there - set(wanted))]
-    problems += [f"{name} has changed" for name in sorted(there & set(wanted)) if _digest(place / name) != wanted[name]]
-    named = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["version"]
-    return problems + ([f"it calls itself {named}"] if named != version.replace(".new-", "", 1) else [])
+    return _problems(Path(os.path.expanduser(folder)) / version, version)
 
 
 def activate(folder: str, version: str) -> None:
@@ -89,9 +77,7 @@ def activate(folder: str, version: str) -> None:
     """
     place = Path(os.path.expanduser(folder))
     (place / version / MANIFEST).stat()
-    fresh = place / (".new-" + CURRENT)
-    with contextlib.suppress(FileNotFoundError):
-        fresh.unlink()
+    fresh = place / f".new-{CURRENT}-{socket.gethostname()}-{os.getpid()}"
     fresh.symlink_to(version)
     fresh.replace(place / CURRENT)
 
@@ -105,6 +91,23 @@ def digests(folder: str) -> dict[str, str]:
 def has(program: str) -> bool:
     """Whether a program is installed."""
     return shutil.which(program) is not None
+
+
+def _problems(place: Path, version: str) -> list[str]:
+    wanted = {}
+    for line in (place / DIGESTS).read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        wanted[name] = digest
+    there = {
+        str(path.relative_to(place))
+        for path in place.rglob("*")
+        if (path.is_file() or path.is_symlink()) and "__pycache__" not in path.parts
+    } - {DIGESTS}
+    problems = [f"{name} is missing" for name in sorted(set(wanted) - there)]
+    problems += [f"{name} is not in the manifest" for name in sorted(there - set(wanted))]
+    problems += [f"{name} has changed" for name in sorted(there & set(wanted)) if _digest(place / name) != wanted[name]]
+    named = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["version"]
+    return problems + ([f"it calls itself {named}"] if named != version else [])
 
 
 def _counts(path: Path) -> bool:
