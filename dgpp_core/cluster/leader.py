@@ -53,6 +53,7 @@ class Leader:
         self._joined: dict[int, Hello] = {}
         self._votes: dict[int, Vote] = {}
         self._byes: dict[int, Bye] = {}
+        self._gone: set[int] = set()
         self._compiling: dict[int, tuple[set[int], Callable[[], None]]] = {}
         self._vigil = Vigil({}, while_loading(patience), now)
         self._serving = self._ending = False
@@ -122,6 +123,7 @@ class Leader:
             case Diverged(steps=steps):
                 return self._diverged(rank, steps)
             case Gone():
+                self._gone.add(rank)
                 what = f"rank {rank} failed: {record.what}"
                 error = EngineError(what, where=self.name(rank), hint="its log and its fault file have the details")
                 error.exit_code = record.exit_code
@@ -133,8 +135,8 @@ class Leader:
         return None
 
     def lost(self, rank: int, found: str) -> Fault | None:
-        """A follower's connection is closed, or broken as ``found`` says."""
-        if self._ending and rank in self._byes:
+        """A follower's connection is closed, or broken as ``found`` says; nothing new where it has said why it goes."""
+        if rank in self._gone or (self._ending and rank in self._byes):
             return None
         error = EngineError(
             f"rank {rank} is gone",

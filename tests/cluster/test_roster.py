@@ -88,6 +88,23 @@ def test_another_vote_is_named_whoever_votes_first(leader: Leader, field: str, f
     assert leader.undecided == (2,), "the world does not serve until the fault ends it"
 
 
+def test_a_rank_that_said_why_it_goes_is_not_blamed_for_going(leader: Leader) -> None:
+    """Its collective failed because of another rank; that it ends then must not come before that rank's own account."""
+    for rank in (1, 2):
+        leader.admit(hello(rank, 3, epoch=7), 0.0)
+    fate = Fate(Patience())
+    for fault in (
+        leader.hear(1, Gone("a collective failed", "", 2, collective=True), 0.0),
+        leader.hear(2, Gone("this rank has diverged from rank 0", "", 2), 0.0),
+        leader.lost(1, ""),
+    ):
+        if fault is not None:
+            fate.note(fault, 0.0)
+    error = fate.sealed(1.0)
+    assert error is not None
+    assert error.what == "rank 2 failed: this rank has diverged from rank 0"
+
+
 def test_rank_0_is_named_where_its_own_loop_fails_while_it_serves(leader: Leader) -> None:
     fault = Fault(MISSED, EngineError("a row has no finite logit", where="slot 3"))
     assert leader.own(fault) is fault, "what keeps a world from forming is told as it is"
