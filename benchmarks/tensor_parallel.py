@@ -1,8 +1,9 @@
 """A model divided among the GPUs of a host, a process each: ``python benchmarks/tensor_parallel.py --world 2``.
 
-Every rank plans and computes by itself; its collectives (NCCL all-gather, then a fold in order of rank) are captured in
-the decode graphs. Measured are the step at several streams beside each rank's own floor, the host's part of it, what
-collectives add to it (traced), and whether the ranks' replies are equal to the bit. Weights are random.
+Every rank plans and computes by itself; its collectives (``--bus``: shared memory, or NCCL's all-gather and then a fold
+in order of rank) are captured in the decode graphs. Measured are the step at several streams beside each rank's own
+floor, the host's part of it, what collectives add to it (traced), and whether the ranks' replies are equal to the bit.
+Weights are random.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ from msgspec import Struct, structs
 from step_trace import STEPS, added_by, decode, span_of
 
 from dgpp_core.api import Bus
-from dgpp_core.bus.distributed import join
+from dgpp_core.bus.forming import Terms
+from dgpp_core.bus.meet import meet
+from dgpp_core.bus.transports import Transport, choose
 from dgpp_core.cli.synth import in_format, shortened
+from dgpp_core.config.fabric import WANTED, Fabric, Wanted
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.testing.measure import Decode, measure_decode, prompt_of, read_bandwidth
 from dgpp_core.testing.subject import Memory, Subject
 
 CONTEXT, LONGEST = 400, 500
+KERNELS = {"nccl": "nccl", "shm": "exchange"}
+"""Part of the name of a transport's kernels."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -41,6 +47,7 @@ class Options(Struct, frozen=True, kw_only=True):
     layers: int
     form: str
     device: str
+    bus: Transport
     streams: tuple[int, ...]
     depths: tuple[int, ...]
     prompts: int
@@ -90,7 +97,7 @@ def account(options: Options, depth: int, bus: Bus, device: torch.device) -> Acc
         share = None
         if device.type == "cuda":
             launches = decode(world, streams)
-            share = added_by(launches, "nccl") / span_of(launches)
+            share = added_by(launches, KERNELS[options.bus]) / span_of(launches)
         steps[str(streams)] = Step(decode=found, collectives=share)
     started, digest, tokens = time.perf_counter(), hashlib.sha256(), 0
     for first in range(0, options.prompts, max(options.streams)):
@@ -113,7 +120,7 @@ def rank_main(rank: int, world: int, address: str, options: Options, answer: Con
     if options.device == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    with join(rank, world, address, device=device) as bus:
+    with meet(options.bus, Terms(rank=rank, world=world, address=address, device=device), Fabric()) as bus:
         for depth in options.depths:
             answer.send(account(options, depth, bus, device))
             gc.collect()
@@ -157,18 +164,21 @@ def line(accounts: list[Account], streams: str) -> str:
 @click.option("--layers", default=16, help="0 takes the model's tiny config.")
 @click.option("--format", "form", default="nvfp4")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cuda")
+@click.option("--bus", type=click.Choice(WANTED), default="auto")
 @click.option("--streams", default="1,4,8,16")
 @click.option("--depths", default="0,1", help="Draft depths.")
 @click.option("--prompts", default=64)
 @click.option("--length", default=256, help="Tokens of a reply.")
 @click.option("--json", "target", type=click.Path(path_type=Path, dir_okay=False))
 def main(
-    world: int, plugin: str, layers: int, form: str, device: str, streams: str, depths: str, prompts: int, length: int,
-    target: Path | None,
+    world: int, plugin: str, layers: int, form: str, device: str, bus: Wanted, streams: str, depths: str, prompts: int,
+    length: int, target: Path | None,
 ) -> None:  # fmt: skip
+    transport = choose(Fabric(bus=bus), world=world, here=world, cuda=device == "cuda")
     options = Options(
-        plugin=plugin, layers=layers, form=form, device=device, streams=tuple(map(int, streams.split(","))),
-        depths=tuple(map(int, depths.split(","))), prompts=prompts, length=length,
+        plugin=plugin, layers=layers, form=form, device=device, bus=transport,
+        streams=tuple(map(int, streams.split(","))), depths=tuple(map(int, depths.split(","))), prompts=prompts,
+        length=length,
     )  # fmt: skip
     accounts = run(world, options)
     click.echo(f"{'drafts':>6}{'streams':>9}{'ms a step':>12}{'floor ms':>10}{'share':>8}{'in bus':>9}{'host ms':>9}")

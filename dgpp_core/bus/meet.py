@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from dgpp_core.api import Bus
 from dgpp_core.bus import distributed
@@ -31,6 +32,14 @@ class RankBus(Bus, Protocol):
 
     def close(self, reason: str = "") -> None:
         """Leave the world; with a ``reason``, because of a fault."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Left with the block."""
+        ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """`close`, with the error as the reason where there is one."""
         ...
 
 
