@@ -165,6 +165,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         bus: this rank's collectives; ``bus.rank`` and ``bus.world`` say which part of each cut tensor it holds.
         bf16_form: how a GPU keeps the BF16 matrices that decoding streams: as they are, or in 12 bits a weight.
         drafting: whether a drafter will be built too.
+        pool_ranks: among how many ranks the blocks of paged groups are divided, where a model can: the setting
+            ``decode_context_parallel``.
     """
 
     device: torch.device
@@ -173,6 +175,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     bus: Bus
     bf16_form: Literal["bf16", "bf12"] = "bf16"
     drafting: bool = True
+    pool_ranks: int = 1
 
 
 class Model(Protocol):

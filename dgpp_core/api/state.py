@@ -25,6 +25,11 @@ class PagedGroup(msgspec.Struct, frozen=True, kw_only=True, tag="paged"):
     """Rows kept for every token, in blocks that requests with a common prefix share.
 
     Tensor: ``[layers, blocks, heads, block_tokens, width]``. A row past a request's committed length is dead.
+
+    Attributes:
+        ranks: among how many ranks blocks are divided, each of which would keep the same rows: setting
+            ``decode_context_parallel``. A rank's tensor has so much fewer blocks; see
+            `dgpp_core.layers.divided.DividedBlocks`.
     """
 
     name: str
@@ -32,6 +37,7 @@ class PagedGroup(msgspec.Struct, frozen=True, kw_only=True, tag="paged"):
     heads: int
     width: int
     dtype: Dtype = "float32"
+    ranks: int = 1
 
 
 class WindowGroup(msgspec.Struct, frozen=True, kw_only=True, tag="window"):

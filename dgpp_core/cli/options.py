@@ -18,6 +18,7 @@ CAPACITY = {
     "max_concurrency": "Requests that run at once.",
     "kv_capacity": "Tokens that the KV pool holds.",
     "block_tokens": "Tokens a KV block.",
+    "decode_context_parallel": "Ranks that divide KV blocks, where a model can; 1: each has all.",
     "kv_dtype": "Form of the cache, where a model has several.",
     "embed_sharding": "The embedding whole on every rank, or shared where a model can.",
     "queue_limit": "Requests that wait for a slot before the next gets a 503.",

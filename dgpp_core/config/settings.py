@@ -75,6 +75,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         max_concurrency: slots, requests that run at once.
         kv_capacity: tokens the KV pool holds, rounded up to ``block_tokens``.
         block_tokens: tokens a KV block; the unit of prefix sharing.
+        decode_context_parallel: among how many ranks KV blocks are divided, where a model can; 1: each has all.
         kv_dtype: the form of the cache, where a model has several.
         embed_sharding: whether every rank has the whole embedding or, where a model can, a share of it.
         default_max_tokens: reply limit where a request names none.
@@ -111,6 +112,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_concurrency: Annotated[int, Meta(ge=1, le=2**20)] = 8
     kv_capacity: Annotated[int, Meta(ge=1, le=2**40)] = 8192
     block_tokens: Annotated[int, Meta(ge=1, le=4096)] = 64
+    decode_context_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
     kv_dtype: Literal["bf16", "fp8", "fp4"] = "bf16"
     embed_sharding: Literal["replicated", "vocab"] = "replicated"
     default_max_tokens: Positive = 256

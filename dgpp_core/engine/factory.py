@@ -55,6 +55,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     table: BindingTable
     world: int = 1
     bf16_form: Literal["bf16", "bf12"] = "bf16"
+    pool_ranks: int = 1
     vision: Vision | None = None
 
 
@@ -106,7 +107,9 @@ def prepare_config(
     taken = (table or model.bindings(config)).for_serving(
         drafting=geometry.step_width > 1, divided=settings.embed_sharding == "vocab"
     )
-    return Prepared(model, config, entries or {}, groups, geometry, taken, world, form)
+    return Prepared(
+        model, config, entries or {}, groups, geometry, taken, world, form, settings.decode_context_parallel
+    )
 
 
 def pick_device(name: str) -> torch.device:
@@ -213,7 +216,8 @@ def _models(
 
     def build(source: ClosableWeights) -> tuple[Model, Drafter | None]:
         shard = Shard(
-            device=device, dtype=part.dtype, weights=source, bus=bus, bf16_form=prepared.bf16_form, drafting=drafting
+            device=device, dtype=part.dtype, weights=source, bus=bus, bf16_form=prepared.bf16_form, drafting=drafting,
+            pool_ranks=prepared.pool_ranks,
         )  # fmt: skip
         target = model.build(config, shard)
         # Where the table does not say which parameters are the drafter's, it has to take them all the same.

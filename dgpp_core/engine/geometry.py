@@ -52,10 +52,16 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
 def pool_shape(group: StateGroup, geometry: Geometry) -> tuple[int, ...]:
     """Shape of a group's pool."""
     if isinstance(group, PagedGroup):
-        return (group.layers, geometry.blocks + 1, group.heads, geometry.block_tokens, group.width)
+        return (group.layers, rank_blocks(group, geometry), group.heads, geometry.block_tokens, group.width)
     if isinstance(group, WindowGroup):
         return (group.layers, geometry.slots + 1, group.heads, group.window + geometry.step_width, group.width)
     return (group.layers, geometry.slots + 1, geometry.step_width, *group.shape)
+
+
+def rank_blocks(group: PagedGroup, geometry: Geometry) -> int:
+    """Blocks of a rank's pool; where ranks divide them, with one for rows that another one holds."""
+    blocks = geometry.blocks + 1
+    return blocks if group.ranks == 1 else -(-blocks // group.ranks) + 1
 
 
 def snapshot_shape(group: StateGroup, step_width: int) -> tuple[int, ...] | None:

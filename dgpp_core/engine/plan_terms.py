@@ -108,8 +108,8 @@ def _packing_bytes(parameter: Parameter) -> int:
 
 
 def row_bytes(group: PagedGroup) -> int:
-    """Bytes of one token's rows in all layers."""
-    return group.layers * group.heads * group.width * DTYPE_BYTES[group.dtype]
+    """Bytes of one token's rows in all layers, on the average of the ranks that divide them."""
+    return group.layers * group.heads * group.width * DTYPE_BYTES[group.dtype] // group.ranks
 
 
 def state_lines(groups: Sequence[StateGroup], geometry: Geometry) -> Iterator[PlanLine]:
@@ -118,6 +118,8 @@ def state_lines(groups: Sequence[StateGroup], geometry: Geometry) -> Iterator[Pl
         total = math.prod(pool_shape(group, geometry)) * DTYPE_BYTES[group.dtype]
         if isinstance(group, PagedGroup):
             note = f"{geometry.blocks} + 1 blocks of {geometry.block_tokens} tokens"
+            if group.ranks > 1:
+                note += f", divided among {group.ranks} ranks"
         elif isinstance(group, WindowGroup):
             note = f"{geometry.slots} + 1 rings of {group.window} + {geometry.step_width} tokens"
         else:
@@ -138,12 +140,14 @@ class Widths(msgspec.Struct, frozen=True):
         inner: the next fewer.
         query: of a row's queries, all heads together. The plan is not told it and takes the hidden size or the widest
             key/value row, whichever is more.
+        world: ranks.
     """
 
     hidden: int
     linear: int
     inner: int
     query: int
+    world: int
 
     @classmethod
     def of(cls, table: BindingTable, groups: Sequence[StateGroup], config: ModelConfig, world: int) -> Widths:
@@ -153,7 +157,7 @@ class Widths(msgspec.Struct, frozen=True):
         widths = sorted({p.met * p.matrix_rows for p in matrices if p.shape[-2] not in vocab}, reverse=True)
         kept = [group.heads * group.width for group in groups if isinstance(group, PagedGroup | WindowGroup)]
         linear, inner = (*widths, config.hidden_size, config.hidden_size)[:2]
-        return cls(config.hidden_size, linear, inner, max([-(-config.hidden_size // world), *kept]))
+        return cls(config.hidden_size, linear, inner, max([-(-config.hidden_size // world), *kept]), world)
 
 
 def scratch_lines(
@@ -207,15 +211,18 @@ def attention_bytes(groups: Sequence[StateGroup], chunk: int, geometry: Geometry
     """The most that one layer's attention (`dgpp_core.ops.tile_attention`) holds at once, in float32.
 
     For one group, with S = scores = keys x padded rows x kv heads: three copies of S (raw, shifted, exponent), the
-    queries and the values spread over key tiles (S x width / tile each), and the gathered keys and values. Taken at
+    queries and the values spread over key tiles (S x width / tile each), and the gathered keys and values, of a
+    divided pool every rank's. Taken at
     the larger of one prefill product over the whole context and a decode step of every slot over it.
     """
     worst = 0
     for group in groups:
         if isinstance(group, PagedGroup):
             tile, rows, reach = max(_LEAST_KEYS, geometry.block_tokens), min(chunk, ATTENTION_ROWS), geometry.context
+            gathered = widths.world if group.ranks > 1 else 0
         elif isinstance(group, WindowGroup):
             tile, rows, reach = _KEY_TILE, chunk, group.window + max(chunk, geometry.step_width) + 2 * _KEY_TILE
+            gathered = 0
         else:
             continue
         share = -(-max(group.heads, -(-widths.query // group.width)) // group.heads)
@@ -223,6 +230,7 @@ def attention_bytes(groups: Sequence[StateGroup], chunk: int, geometry: Geometry
             keys = segments * -(-reach // tile) * tile
             scores = keys * group.heads * -(-count * share // _ROW_TILE) * _ROW_TILE
             worst = max(
-                worst, 4 * (3 * scores + 2 * scores * group.width // tile + 2 * keys * group.heads * group.width)
+                worst,
+                4 * (3 * scores + 2 * scores * group.width // tile + (2 + gathered) * keys * group.heads * group.width),
             )
     return worst

@@ -39,7 +39,7 @@ class StatePools:
     def bytes_per_token(self) -> int:
         """Bytes of paged rows a token, what a step reads of each token of its context."""
         paged = [group for group in self.groups if isinstance(group, PagedGroup)]
-        return sum(g.layers * g.heads * g.width * DTYPE_BYTES[g.dtype] for g in paged)
+        return sum(g.layers * g.heads * g.width * DTYPE_BYTES[g.dtype] // g.ranks for g in paged)
 
     def clear(self, slot: int) -> None:
         """Make a slot's recurrent state fresh; window rows are dead by their positions."""

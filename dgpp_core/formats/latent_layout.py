@@ -62,6 +62,6 @@ def latent_layout(kv_dtype: str, rank: int, turned: int) -> LatentLayout:
     )
 
 
-def latent_group(name: str, layers: int, layout: LatentLayout) -> PagedGroup:
-    """The state group of ``layers`` layers."""
-    return PagedGroup(name=name, layers=layers, heads=1, width=layout.width, dtype=layout.dtype)
+def latent_group(name: str, layers: int, layout: LatentLayout, ranks: int = 1) -> PagedGroup:
+    """The state group of ``layers`` layers; ``ranks`` as in `PagedGroup`."""
+    return PagedGroup(name=name, layers=layers, heads=1, width=layout.width, dtype=layout.dtype, ranks=ranks)

@@ -16,7 +16,7 @@ from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PlanTerm
 from dgpp_core.api.state import StateGroup
 from dgpp_core.api.vision import Vision
 from dgpp_core.host.problems import Plugin, Problem, raised_at, source_of
-from dgpp_core.host.shares import require_shares
+from dgpp_core.host.shares import require_divided, require_shares
 
 if TYPE_CHECKING:
     import click
@@ -170,19 +170,22 @@ class LoadedModel:
             settings: of the engine; by default nothing is set.
 
         Raises:
-            ConfigError: ``world`` ranks cannot divide them; the model has one form of its cache and another is set.
+            ConfigError: ``world`` ranks cannot divide them; the model has one form of its cache and another is set, or
+                keeps nothing whose blocks ranks can divide.
         """
         settings = settings or {}
+        plain = {name: value for name, value in settings.items() if name != "kv_dtype"}
         groups = self._groups(config, world, settings)
         if world > 1:
             require_shares(self._groups(config, 1, settings), groups, world)
-        if (kv_dtype := settings.get("kv_dtype", "bf16")) != "bf16" and groups == self._groups(config, world, {}):
+        if (kv_dtype := settings.get("kv_dtype", "bf16")) != "bf16" and groups == self._groups(config, world, plain):
             raise ConfigError(
                 f"{self.spec.name} keeps its cache in one form",
                 where="engine.kv_dtype",
                 found=kv_dtype,
                 expected="bf16",
             )
+        require_divided(self.spec.name, groups, world, int(settings.get("decode_context_parallel", 1)))
         return groups
 
     def _groups(self, config: ModelConfig, world: int, settings: Mapping[str, Any]) -> tuple[StateGroup, ...]:

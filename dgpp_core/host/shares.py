@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dgpp_core.api import ConfigError, RecurrentGroup, StateGroup
+from dgpp_core.api import ConfigError, PagedGroup, RecurrentGroup, StateGroup
 
 
 def require_shares(whole: Sequence[StateGroup], share: Sequence[StateGroup], world: int) -> None:
@@ -30,6 +30,21 @@ def require_shares(whole: Sequence[StateGroup], share: Sequence[StateGroup], wor
                 expected=f"a share for each of {world} ranks",
                 hint="choose another world_size",
             )
+
+
+def require_divided(model: str, groups: Sequence[StateGroup], world: int, ranks: int) -> None:
+    """Refuse paged blocks that ``ranks`` of ``world`` ranks cannot divide, or that the model does not divide.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    where = "engine.decode_context_parallel"
+    if world % ranks:
+        raise ConfigError(
+            "KV blocks cannot be divided so", where=where, found=str(ranks), expected=f"a divisor of {world} ranks"
+        )
+    if {group.ranks for group in groups if isinstance(group, PagedGroup)} - {1} != {ranks} - {1}:
+        raise ConfigError(f"{model} has no rows that ranks keep alike", where=where, found=str(ranks), expected="1")
 
 
 def _kept(group: StateGroup) -> tuple[int, ...]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dgpp_core.bus.solo import SoloBus
 from dgpp_core.formats.latent_rows import decode_latent_rows, encode_latent_rows, layout_of
+from dgpp_core.layers.divided import DividedBlocks
 from dgpp_core.layers.paged import PagedIndex, Selection
 from dgpp_core.ops.head_products import HeadProducts
 from dgpp_core.ops.norm import rms_norm
@@ -33,6 +35,7 @@ class LatentAttention:
         scale: applied to the scores.
         eps: of the latent's norm.
         rope: turns queries and the shared key; without it there is no such key.
+        blocks: how pools are divided among ranks; by default each has all of them.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class LatentAttention:
         scale: float,
         eps: float,
         rope: RotaryTable | None = None,
+        blocks: DividedBlocks | None = None,
     ) -> None:
         self.heads, self.nope, self.scale, self.eps, self.rope = heads, nope, scale, eps, rope
+        self.blocks = blocks or DividedBlocks(SoloBus(), 1)
         self.latent_norm, self.rank = latent_norm, expand.shape[1]
         parts = expand.view(heads, -1, self.rank)
         self._absorb = HeadProducts(parts[:, :nope].transpose(1, 2))
@@ -83,11 +88,11 @@ class LatentAttention:
             far, key = rotate_pairs(far, cos, sin), rotate_pairs(key, cos, sin)
         normed = rms_norm(latent[:, : self.rank], self.latent_norm, self.eps, torch.float32).unsqueeze(1)
         layout = layout_of(pool, self.rank, key.shape[-1])
-        index.write(pool, encode_latent_rows(layout, normed.to(dtype), key.to(dtype)))
+        self.blocks.write(index, pool, encode_latent_rows(layout, normed.to(dtype), key.to(dtype)))
         absorbed = torch.cat((self._absorb(near.to(dtype), decode), far), dim=-1).to(dtype)
 
         def read(blocks: Tensor) -> tuple[Tensor, Tensor]:
-            rows = decode_latent_rows(layout, pool[blocks])
+            rows = decode_latent_rows(layout, self.blocks.read(pool, blocks))
             return rows, rows[..., : self.rank]
 
         mixed = index.attend_read(absorbed, read, self.scale, chosen)

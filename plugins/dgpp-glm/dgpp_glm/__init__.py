@@ -60,7 +60,8 @@ def dgpp_groups(
 ) -> tuple[StateGroup, ...]:
     """What every layer keeps of a token or a request, the draft layer's last."""
     if isinstance(config, Glm53Config):
-        return glm53_tables.groups(config, world, str(settings.get("kv_dtype", "bf16")))
+        ranks = int(settings.get("decode_context_parallel", 1))
+        return glm53_tables.groups(config, world, str(settings.get("kv_dtype", "bf16")), ranks)
     if isinstance(config, FlashConfig):
         return flash_tables.groups(config, world, settings)
     assert isinstance(config, Glm47Config)

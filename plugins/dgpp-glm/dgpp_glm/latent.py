@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.divided import DividedBlocks
 from dgpp_core.layers.feed_forward import FeedForward, Mixture
 from dgpp_core.layers.mla import LatentAttention
 from dgpp_core.layers.paged import PagedIndex, Selection
@@ -75,6 +76,7 @@ class Attention:
             scale=(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5,
             eps=config.latent_norm_eps,
             rope=rope,
+            blocks=DividedBlocks(shard.bus, shard.pool_ranks),
         )
         self.o = Linear.load(shard, f"{part}.o")
 

@@ -33,10 +33,11 @@ def bindings(c: Glm53Config) -> BindingTable:
     return _Tables(c).table()
 
 
-def groups(c: Glm53Config, world: int, kv_dtype: str = "bf16") -> tuple[PagedGroup, ...]:
-    """Latent rows of every layer and keys of every indexer, the draft layer's last: whole on every rank.
+def groups(c: Glm53Config, world: int, kv_dtype: str = "bf16", ranks: int = 1) -> tuple[PagedGroup, ...]:
+    """Latent rows of every layer and keys of every indexer, the draft layer's last.
 
-    ``kv_dtype`` is the latents' form. Index keys stay as they were computed: a choice of keys turns on near ties.
+    ``kv_dtype`` is the latents' form, and ``ranks`` divide their blocks. Index keys are whole on every rank and stay as
+    they were computed: a choice of keys turns on near ties.
 
     Raises:
         ConfigError: ``world`` ranks cannot share the heads, or latents cannot be stored so.
@@ -44,6 +45,6 @@ def groups(c: Glm53Config, world: int, kv_dtype: str = "bf16") -> tuple[PagedGro
     check_heads("num_attention_heads", c.num_attention_heads, world)
     layout = latent_layout(kv_dtype, c.kv_lora_rank, c.qk_rope_head_dim)
     return (
-        latent_group("latent", c.num_hidden_layers + 1, layout),
+        latent_group("latent", c.num_hidden_layers + 1, layout, ranks),
         PagedGroup(name="index", layers=len(c.index_layers), heads=1, width=c.index_head_dim, dtype="compute"),
     )

@@ -127,7 +127,7 @@ def groups(c: FlashConfig, world: int, settings: Mapping[str, Any]) -> tuple[Sta
         return WindowGroup(name=name, layers=layers, heads=1, width=width, window=rows, dtype="compute")
 
     return (
-        latent_group("latent", latents, layout),
+        latent_group("latent", latents, layout, int(settings.get("decode_context_parallel", 1))),
         PagedGroup(name="index", layers=latents, heads=1, width=width // c.index_kpool, dtype="compute"),
         window("index_tail", latents, 2 * width, c.index_kpool - 1),
         window("conv", linear, 3 * c.linear_size // world, c.linear_taps - 1),
