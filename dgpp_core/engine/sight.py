@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dgpp_core.api import Seeing, SeenRows, Vision
+from dgpp_core.api import EngineError, Seeing, SeenRows, Vision
 from dgpp_core.engine.operations import Prefill
 from dgpp_core.engine.pending import SlotInfo
 from dgpp_core.engine.transfer import upload
@@ -48,10 +48,16 @@ class Sight:
 
     @torch.inference_mode()
     def fault(self, pictures: Sequence[Picture]) -> str:
-        """Why these cannot be encoded, empty where they can: found before a request has any state to spoil."""
+        """Why these cannot be encoded, empty where they can: found before a request has any state to spoil.
+
+        Raises:
+            EngineError: the ranks do not agree, or one is gone: that is no fault of an image.
+        """
         try:
             for picture in pictures:
                 self.rows(picture)
+        except EngineError:
+            raise
         except Exception as error:
             return f"an image could not be encoded: {type(error).__name__}: {error}"
         return ""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dgpp_core.api import Canvas, Vision
+from dgpp_core.api import Canvas, EngineError, Vision
 from dgpp_core.engine.operations import Prefill
 from dgpp_core.engine.pending import SlotInfo
 from dgpp_core.engine.sight import Places, Sight
@@ -114,6 +114,17 @@ def test_rows_that_are_not_finite_are_a_fault(value: float) -> None:
             return torch.full((rows * columns, WIDTH), value)
 
     assert "finite" in Sight(Broken(), VISION, CPU).fault([picture(1, 2, 3)])
+
+
+def test_a_rank_that_is_gone_is_no_fault_of_an_image() -> None:
+    """It ends the world, not one request."""
+
+    class Lonely(Eyes):
+        def see(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+            raise EngineError("a rank has left while others wait for it", where="rank 1")
+
+    with pytest.raises(EngineError, match="a rank has left"):
+        Sight(Lonely(), VISION, CPU).fault([picture(1, 2, 3)])
 
 
 def test_a_slot_has_the_places_of_its_own_request() -> None:

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from dgpp_core.api import ConfigError
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.formats.resident import SEEN_TOKENS
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.images.decode import lay_out
 from dgpp_core.images.patches import patches
 from dgpp_core.images.picture import Picture
-from dgpp_core.server.attachments import MOST_TOKENS
+from dgpp_core.testing.fake_service import write_checkpoint
 from dgpp_core.testing.tensor_parallel import TensorParallelWorld
 from dgpp_core.testing.world import Reply, World
+from dgpp_core.text.stack import load_text
 
 _SPEC = importlib.util.spec_from_file_location("flash_parity", Path(__file__).with_name("test_flash_parity.py"))
 assert _SPEC is not None
@@ -295,4 +295,23 @@ def test_the_plan_counts_images_and_only_where_there_are_any() -> None:
     text = model.read_config({key: value for key, value in FULL.items() if key != "vision_config"})
     assert model.plan_terms(text, 1, {}) == ()
     assert model.vision(text, {}) is None
-    assert max(MOST_TOKENS.values()) == SEEN_TOKENS
+
+
+def test_the_released_template_writes_one_placeholder_for_an_image(tmp_path: Path) -> None:
+    """Between its marks, in messages of users and in results of tools: where the front end looks for it."""
+    path = Path(__file__).parents[4] / "shared" / "data" / "chat_templates" / "GLM-5.3-Flash.jinja"
+    if not path.is_file():
+        pytest.skip(f"no recorded template at {path}")
+    write_checkpoint(tmp_path, ("<|image|>",), path.read_text(encoding="utf-8"))
+    template = load_text(tmp_path, None, config_eos=(1,)).template
+    assert template is not None
+    parts: list[dict[str, str]] = [{"type": "text", "text": "Look:"}, {"type": "image"}]
+    shown = "Look:<|begin_of_image|><|image|><|end_of_image|>"
+    assert f"<|user|>{shown}" in template.render([{"role": "user", "content": parts}])
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    asked: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    answered = template.render([*asked, {"role": "tool", "content": parts, "tool_call_id": "call_1"}])
+    assert f"<tool_response>{shown}</tool_response>" in answered
