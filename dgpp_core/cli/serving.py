@@ -272,6 +272,7 @@ def serve_options(
         no_eos=settings.no_eos,
         http=resolved.http,
         files=settings.file_inputs,
+        images=settings.image_inputs,
         device=resolved.device or "auto",
         image_cache=str(Path(resolved.paths.resident_cache).expanduser()) if image else "",
         sampling=sampling,

@@ -23,7 +23,7 @@ HTTP_FLAGS = {"port": "port", "host": "bind_host", "bind_host": "bind_host", "ma
 SCHEDULE_KEYS = ("mtp_schedule", "mtp_schedule_min_depth")
 
 SERVICE_KEYS = frozenset(
-    {"max_connections", "file_inputs", "model_alias", "stats_interval_s", "admission_gather_ms"}
+    {"max_connections", "file_inputs", "image_inputs", "model_alias", "stats_interval_s", "admission_gather_ms"}
 )  # fmt: skip
 """Engine keys that shape rank 0's service alone and are no part of the digest."""
 

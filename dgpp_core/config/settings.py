@@ -47,6 +47,26 @@ class FileInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     workers: Annotated[int, Meta(ge=1, le=256)] = 4
 
 
+class ImageInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Images in requests, for models that take them.
+
+    ``max_images``, ``max_request_pixels`` and ``max_request_bytes`` bound a request's images: their number, their
+    pixels as they are sent, and their bytes once resized. ``max_file_bytes``, ``max_side`` and ``max_pixels`` bound
+    one. An image is scaled down to ``max_tokens``, or ``max_tokens_low`` with `detail: low`; more than the upper end of
+    the range is not planned for. ``workers`` images are decoded at once.
+    """
+
+    max_images: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    max_file_bytes: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 20 << 20
+    max_side: Annotated[int, Meta(ge=1, le=2**16 - 1)] = 16_384
+    max_pixels: Annotated[int, Meta(ge=1, le=2**30)] = 32 << 20
+    max_request_pixels: Annotated[int, Meta(ge=1, le=2**40)] = 512 << 20
+    max_request_bytes: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 256 << 20
+    max_tokens: Annotated[int, Meta(ge=64, le=1024)] = 1024
+    max_tokens_low: Annotated[int, Meta(ge=64, le=1024)] = 256
+    workers: Annotated[int, Meta(ge=1, le=256)] = 2
+
+
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """YaRN over the checkpoint's rotary embedding: lifts the positional ceiling to original x factor."""
 
@@ -90,6 +110,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         prefill_idle_budget_tokens: the same while none runs; 0 uses the busy budget.
         admission_gather_ms: how long an idle engine waits for company of its first arrival.
         file_inputs: limits on files in requests.
+        image_inputs: limits on images in requests.
         model_alias: the served model id, where it is not the model's own.
         reasoning_in_content: reasoning stays in the text instead of a field of its own.
         no_eos: replies run to their limit (for measuring).
@@ -127,6 +148,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prefill_idle_budget_tokens: Natural = 0
     admission_gather_ms: Annotated[int, Meta(ge=0, le=1000)] = 3
     file_inputs: FileInputs = FileInputs()
+    image_inputs: ImageInputs = ImageInputs()
     model_alias: str = ""
     reasoning_in_content: bool = False
     no_eos: bool = False

@@ -14,13 +14,12 @@ from PIL import Image
 
 from dgpp_core.api.errors import RequestError
 from dgpp_core.api.vision import Vision
+from dgpp_core.config.settings import ImageInputs
 from dgpp_core.images.picture import Picture, picture_digest
 
 FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP"}
 """Media types that are taken, and Pillow's names of them."""
-MAX_FILE_BYTES = 20 << 20
-MAX_SIDE = 16_384
-MAX_PIXELS = 32 << 20
+DEFAULTS = ImageInputs()
 
 
 def media_type_of(data: bytes) -> str:
@@ -32,11 +31,12 @@ def media_type_of(data: bytes) -> str:
     return "image/webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else ""
 
 
-def decode(data: bytes, media_type: str, param: str) -> Image.Image:
+def decode(data: bytes, media_type: str, param: str, limits: ImageInputs = DEFAULTS) -> Image.Image:
     """The image in ``data`` as RGB, what shows through composed on white. Not turned by EXIF, profiles not applied.
 
     Args:
         param: the request field, for errors.
+        limits: on the file and its pixels.
 
     Raises:
         RequestError: 400 `invalid_image`.
@@ -44,26 +44,27 @@ def decode(data: bytes, media_type: str, param: str) -> Image.Image:
     name = FORMATS.get(media_type)
     if name is None:
         raise bad_image(param, f"the media type {media_type[:60]!r} is not supported; {', '.join(FORMATS)} are")
-    if len(data) > MAX_FILE_BYTES:
-        raise bad_image(param, f"the file has {len(data)} bytes; at most {MAX_FILE_BYTES} are taken")
+    if len(data) > limits.max_file_bytes:
+        raise bad_image(param, f"the file has {len(data)} bytes; at most {limits.max_file_bytes} are taken")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes that are checked here, and of metadata that is not read
-            return _decode(data, name, param)
+            return _decode(data, name, param, limits)
     except RequestError:
         raise
     except Image.DecompressionBombError:
-        raise _too_large(param) from None
+        raise _too_large(param, limits) from None
     except Exception as error:  # decoders raise whatever the bytes lead them to
         what = f"this is no {name} file that can be decoded: {str(error)[:200] or type(error).__name__}"
         raise bad_image(param, what) from None
 
 
-def _decode(data: bytes, name: str, param: str) -> Image.Image:
+def _decode(data: bytes, name: str, param: str, limits: ImageInputs) -> Image.Image:
     with Image.open(io.BytesIO(data), formats=(name,)) as image:
         width, height = image.size
-        if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
-            raise _too_large(param, f"{width} x {height} pixels")
+        sides_fit = min(width, height) > 0 and max(width, height) <= limits.max_side
+        if not sides_fit or width * height > limits.max_pixels:
+            raise _too_large(param, limits, f"{width} x {height} pixels")
         # A JPEG may carry further pictures behind its own, as telephones add them: those are not looked at.
         if name != "JPEG" and getattr(image, "n_frames", 1) != 1:
             raise bad_image(param, "the image has several frames; send one of them")
@@ -109,6 +110,6 @@ def bad_image(param: str, what: str) -> RequestError:
     return RequestError(f"`{param}`: {what}", param=param, code="invalid_image")
 
 
-def _too_large(param: str, found: str = "far more") -> RequestError:
-    what = f"found {found}; at most {MAX_SIDE} a side and {MAX_PIXELS} in all are taken"
+def _too_large(param: str, limits: ImageInputs, found: str = "far more") -> RequestError:
+    what = f"found {found}; at most {limits.max_side} a side and {limits.max_pixels} in all are taken"
     return bad_image(param, what)

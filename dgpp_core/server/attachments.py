@@ -8,7 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from dgpp_core.api.errors import RequestError
-from dgpp_core.images.decode import MAX_FILE_BYTES, bad_image, decode, lay_out, media_type_of
+from dgpp_core.config.settings import ImageInputs
+from dgpp_core.images.decode import bad_image, decode, lay_out, media_type_of
 from dgpp_core.images.picture import Picture
 from dgpp_core.server.data_uri import read_data_uri
 from dgpp_core.server.files import Files
@@ -16,14 +17,6 @@ from dgpp_core.server.parse import convert
 from dgpp_core.server.sight import Sight
 from dgpp_core.text.messages import IMAGE
 
-MOST_IMAGES = 100
-"""Of a request."""
-MOST_PIXELS = 512 << 20
-"""Of a request's images as they are sent: about 5 s of decoding."""
-MOST_RGB_BYTES = 256 << 20
-"""Of a request's images on their canvases."""
-MOST_TOKENS: Mapping[str, int] = {"auto": 1024, "high": 1024, "low": 256}
-"""Tokens of an image, by its `detail`."""
 FILE_ROLES = ("tool", "user")
 """Whose messages may have files."""
 SAME_TYPE = {"image/jpg": "image/jpeg"}
@@ -31,7 +24,7 @@ SAME_TYPE = {"image/jpg": "image/jpeg"}
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True):
-    """An image: a data URI in `url`, or an uploaded file in `file_id`. `low` takes a fourth of the tokens."""
+    """An image: a data URI in `url`, or an uploaded file in `file_id`. `low` takes fewer tokens."""
 
     url: str | None = None
     file_id: str | None = None
@@ -82,8 +75,8 @@ class _Taking:
             raise _unsupported(path, "this model takes no images: send text alone")
         if role not in self._sight.roles:
             raise _unsupported(path, f"images belong in messages of {' and '.join(sorted(self._sight.roles))}")
-        if len(self.pictures) == MOST_IMAGES:
-            raise bad_image(path, f"a request may have {MOST_IMAGES} images")
+        if len(self.pictures) >= (most := self._sight.limits.max_images):
+            raise bad_image(path, f"a request may have {most} images")
         self.pictures.append(self._picture(part, path, self._sight))
         return IMAGE
 
@@ -101,28 +94,31 @@ class _Taking:
 
     def _picture(self, part: Mapping[str, Any], path: str, sight: Sight) -> Picture:
         body = convert(f"{path}.image_url", part.get("image_url"), ImageUrl)
-        data, media_type, param = self._image(body, f"{path}.image_url")
+        limits = sight.limits
+        data, media_type, param = self._image(body, f"{path}.image_url", limits)
+        most_tokens = limits.max_tokens_low if body.detail == "low" else limits.max_tokens
         with sight.turn:
-            image = decode(data, media_type, param)
+            image = decode(data, media_type, param, limits)
             self._pixels += image.width * image.height
-            if self._pixels > MOST_PIXELS:
-                raise bad_image(param, f"the images of a request may have {MOST_PIXELS} pixels together")
+            if self._pixels > limits.max_request_pixels:
+                raise bad_image(param, f"the images of a request may have {limits.max_request_pixels} pixels together")
             try:
-                picture = lay_out(image, sight.vision, MOST_TOKENS[body.detail])
+                picture = lay_out(image, sight.vision, most_tokens)
             except RequestError as error:
                 raise bad_image(param, error.what) from None
         self._rgb += len(picture.rgb)
-        if self._rgb > MOST_RGB_BYTES:
-            raise bad_image(param, f"the images of a request may have {MOST_RGB_BYTES} bytes together, resized")
+        if self._rgb > limits.max_request_bytes:
+            what = f"the images of a request may have {limits.max_request_bytes} bytes together, resized"
+            raise bad_image(param, what)
         return picture
 
-    def _image(self, body: ImageUrl, path: str) -> tuple[bytes, str, str]:
+    def _image(self, body: ImageUrl, path: str, limits: ImageInputs) -> tuple[bytes, str, str]:
         """An image's bytes, its media type, and the field that they come from."""
         if body.file_id is None:
             param = f"{path}.url"
             if body.url is None:
                 raise RequestError(f"`{param}` is required", param=param, code="invalid_image")
-            inline = read_data_uri(body.url, MAX_FILE_BYTES, param, "invalid_image")
+            inline = read_data_uri(body.url, limits.max_file_bytes, param, "invalid_image")
             return inline.data, SAME_TYPE.get(inline.media_type, inline.media_type), param
         param = f"{path}.file_id"
         if body.url is not None:

@@ -7,7 +7,7 @@ import msgspec
 from dgpp_core.api.spec import Dialect
 from dgpp_core.api.vision import Vision
 from dgpp_core.config.fabric import Fabric
-from dgpp_core.config.settings import FileInputs, HttpSettings
+from dgpp_core.config.settings import FileInputs, HttpSettings, ImageInputs
 
 
 class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +66,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
         no_eos: no reply ends by itself.
         http: where the service listens.
         files: limits on files in requests.
+        images: limits on images in requests.
         device: the engine's device.
         image_cache: the folder of resident images; empty keeps none.
         sampling: sampling defaults from the command line.
@@ -88,6 +89,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_eos: bool = False
     http: HttpSettings = HttpSettings()
     files: FileInputs = FileInputs()
+    images: ImageInputs = ImageInputs()
     device: str = "cpu"
     image_cache: str = ""
     sampling: SamplingOverrides = SamplingOverrides()

@@ -103,6 +103,6 @@ def served_model(
         created=created,
         constrained=ready.constrained and bool(text.defaults.eos_ids),
         trial=trial,
-        sight=sight_of(options.vision, text),
+        sight=sight_of(options.vision, text, options.images),
         files=files or Files(options.files),
     )

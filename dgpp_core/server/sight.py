@@ -12,13 +12,13 @@ import msgspec
 
 from dgpp_core.api.errors import RequestError
 from dgpp_core.api.vision import Vision
+from dgpp_core.config.settings import ImageInputs
+from dgpp_core.images.decode import DEFAULTS
 from dgpp_core.images.picture import Picture
 from dgpp_core.text.stack import TextStack
 
 log = logging.getLogger("dgpp.server")
 
-DECODERS = 2
-"""Images that are decoded at once."""
 _PROBE = "qZ7probe"
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {}}}
 
@@ -29,16 +29,18 @@ class Sight(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         marker: the placeholder's text, which the template writes once for an image.
         roles: whose messages may have images.
+        limits: on what is taken.
         turn: whoever decodes takes a turn: a few at once, whose pixels fit into memory together.
     """
 
     vision: Vision
     marker: str
     roles: frozenset[str]
-    turn: threading.BoundedSemaphore = msgspec.field(default_factory=lambda: threading.BoundedSemaphore(DECODERS))
+    limits: ImageInputs
+    turn: threading.BoundedSemaphore
 
 
-def sight_of(vision: Vision | None, text: TextStack) -> Sight | None:
+def sight_of(vision: Vision | None, text: TextStack, limits: ImageInputs = DEFAULTS) -> Sight | None:
     """How images are shown to the model of ``vision``; None where it takes none, or its template shows none."""
     if vision is None or text.template is None:
         return None
@@ -50,7 +52,7 @@ def sight_of(vision: Vision | None, text: TextStack) -> Sight | None:
     if not roles:
         log.warning("images are not served: the chat template does not write %s for an image", marker)
         return None
-    return Sight(vision, marker, roles)
+    return Sight(vision, marker, roles, limits, threading.BoundedSemaphore(limits.workers))
 
 
 def _shows(text: TextStack, role: str, marker: str) -> bool:

@@ -182,7 +182,8 @@ def test_every_option_reaches_its_setting(kind: type, section: str, name: str) -
 
 
 def test_every_setting_that_acts_has_an_option() -> None:
-    without = {"mtp", "file_inputs", "rope_scaling", *IDLE_KEYS}  # --no-mtp, an object, and what acts on nothing yet
+    objects = {"file_inputs", "image_inputs", "rope_scaling"}
+    without = {"mtp", *objects, *IDLE_KEYS}  # mtp is --no-mtp; the last act on nothing yet
     assert {*CAPACITY, *SERVICE} == {*EngineSettings.__struct_fields__} - without
 
 

@@ -15,6 +15,7 @@ from dgpp_core.config.settings import (
     EngineSettings,
     FileInputs,
     HttpSettings,
+    ImageInputs,
     read_deployment,
     without_effect,
 )
@@ -206,7 +207,7 @@ def test_keys_without_effect_are_named_only_where_given_a_value() -> None:
     assert set(IDLE_KEYS) <= set(EngineSettings.__struct_fields__)
 
 
-@pytest.mark.parametrize("struct", [EngineSettings, HttpSettings, FileInputs])
+@pytest.mark.parametrize("struct", [EngineSettings, HttpSettings, FileInputs, ImageInputs])
 def test_every_default_is_inside_its_own_range_and_every_field_is_described(struct: type[msgspec.Struct]) -> None:
     assert msgspec.convert(msgspec.to_builtins(struct()), struct) == struct()
     info = msgspec.inspect.type_info(struct)

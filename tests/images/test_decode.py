@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from dgpp_core.api import RequestError
-from dgpp_core.images.decode import FORMATS, MAX_FILE_BYTES, decode
+from dgpp_core.images.decode import DEFAULTS, FORMATS, decode
 
 NOISE = np.random.default_rng(1).integers(0, 256, (120, 90, 3), dtype=np.uint8)
 
@@ -108,7 +108,7 @@ def test_a_webp_bomb_is_refused_without_its_memory() -> None:
 
 
 def test_a_file_too_large_is_not_opened() -> None:
-    assert str(MAX_FILE_BYTES) in refusal(WHOLE["image/png"]() + bytes(MAX_FILE_BYTES), "image/png")
+    assert str(DEFAULTS.max_file_bytes) in refusal(WHOLE["image/png"]() + bytes(DEFAULTS.max_file_bytes), "image/png")
 
 
 @pytest.mark.parametrize("name", ["PNG", "WEBP"])

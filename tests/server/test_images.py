@@ -17,7 +17,11 @@ import pytest
 from dgpp_qwen.vision_canvas import flash_vision
 from PIL import Image
 
+from dgpp_core.api import RequestError
+from dgpp_core.config.settings import FileInputs, ImageInputs
 from dgpp_core.images.decode import lay_out
+from dgpp_core.server.attachments import attach
+from dgpp_core.server.files import Files
 from dgpp_core.server.sight import sight_of
 from dgpp_core.testing.fake_worker import FakeReply, FakeScript
 from dgpp_core.text.stack import TextStack, load_text
@@ -296,16 +300,37 @@ def test_a_text_model_refuses_images_in_every_dialect(fake: Any) -> None:
     refused(found, "messages[0].content[0].type", "unsupported_content_type", "no images")
 
 
-def test_a_request_has_bounds_for_all_its_images(seeing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dgpp_core.server import attachments
+LIMITS = [
+    (ImageInputs(), 101, "content[100]", "100 images"),
+    (ImageInputs(max_images=2), 3, "content[2]", "2 images"),
+    (ImageInputs(max_request_pixels=3 * 64 * 64), 4, "content[3].image_url.url", "pixels together"),
+    (ImageInputs(max_request_bytes=2 * 256 * 256 * 3), 3, "content[2].image_url.url", "bytes together"),
+    (ImageInputs(max_pixels=64 * 64 - 1), 1, "content[0].image_url.url", "4095"),
+    (ImageInputs(max_side=63), 1, "content[0].image_url.url", "63 a side"),
+    (ImageInputs(max_file_bytes=100), 1, "content[0].image_url.url", "100 bytes"),
+]
 
-    many = user(*[part(OTHER)] * 101)
-    refused(seeing.chat(messages=many), "messages[0].content[100]", "invalid_image", "100 images")
-    monkeypatch.setattr(attachments, "MOST_PIXELS", 3 * 64 * 64)
-    refused(seeing.chat(messages=user(*[part(OTHER)] * 4)), "messages[0].content[3].image_url.url", "invalid_image")
-    monkeypatch.setattr(attachments, "MOST_PIXELS", 1 << 30)
-    monkeypatch.setattr(attachments, "MOST_RGB_BYTES", 2 * 256 * 256 * 3)
-    refused(seeing.chat(messages=user(*[part(OTHER)] * 3)), "messages[0].content[2].image_url.url", "invalid_image")
+
+@pytest.mark.parametrize(("limits", "count", "place", "says"), LIMITS, ids=[case[2] for case in LIMITS])
+def test_limits_are_settings(
+    seeing_text: TextStack, placeholder: int, limits: ImageInputs, count: int, place: str, says: str
+) -> None:
+    sight, files = sight_of(flash_vision({}, placeholder), seeing_text, limits), Files(FileInputs())
+    with pytest.raises(RequestError, match=says) as caught:
+        attach(user(*[part(OTHER)] * count), sight, files)
+    assert (caught.value.param, caught.value.code) == (f"messages[0].{place}", "invalid_image")
+    if count > 1:
+        assert len(attach(user(*[part(OTHER)] * (count - 1)), sight, files).pictures) == count - 1
+
+
+def test_a_service_has_the_limits_that_it_was_given(serve_fake: Any, seeing_checkpoint: Path, placeholder: int) -> None:
+    limits = ImageInputs(max_images=1, max_tokens=70, max_tokens_low=64)
+    with serve_fake(model=seeing_checkpoint, vision=flash_vision({}, placeholder), images=limits) as running:
+        for detail, most in (("auto", 70), ("low", 64)):
+            assert running.chat(messages=user(part(SMALL, detail=detail))).status_code == 200
+            assert submitted(running)["pictures"][0]["tokens"] <= most
+        found = running.chat(messages=user(part(OTHER), part(OTHER)))
+        refused(found, "messages[0].content[1]", "invalid_image", "1 images")
 
 
 def test_a_large_image_does_not_hold_up_a_stream(serve_fake: Any, seeing_checkpoint: Path, placeholder: int) -> None:
