@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": "Serve a model over the OpenAI API.",
     "rank": "Run one rank of a world that `dgpp serve --rendezvous` leads.",
     "cluster": "Start, stop and watch a model on several hosts.",
+    "setup": "Set up a site: settings, RDMA devices, checkpoint.",
     "doctor": "Say whether the hosts of the site are fit to serve.",
     "chat": "Talk to a model in the terminal.",
     "key": "Make, list and remove API keys.",

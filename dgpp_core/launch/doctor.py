@@ -59,7 +59,9 @@ def wanted_of(site: Site, resolved: Resolved, memory: int) -> Wanted:
         name: tuple(int(word) for word in env.get("DGPP_ROCE_GID_INDICES", "").split())
         for name, env in _by_node(resolved)
     }
-    return Wanted(memory=memory, devices=devices, gid_indices=indices, rdma=bool(site.roce_devices))
+    return Wanted(
+        memory=memory, devices=devices, gid_indices=indices, rdma=site.bus == "verbs" or bool(site.roce_devices)
+    )
 
 
 def _by_node(resolved: Resolved) -> list[tuple[str, dict[str, str]]]:
@@ -87,9 +89,9 @@ def exchange(
 ) -> list[Check]:
     """Sums over all nodes at the sizes of decoding, each compared with its right value and its expected time.
 
-    Over RDMA where the site names its devices, else over TCP. Every node has answered before.
+    Over RDMA where the site asks for it or names its devices, else over TCP.
     """
-    transport: Transport = "verbs" if site.roce_devices else "gloo"
+    transport: Transport = "verbs" if site.bus == "verbs" or (site.bus == "auto" and site.roce_devices) else "gloo"
     facts = [each_seen.facts for each_seen in seen if each_seen.facts is not None]
     if any(one.taken for one in facts) or any(one.program.problem for one in facts) or len(facts) < len(nodes):
         return [Check(

@@ -17,15 +17,16 @@ import pytest
 
 from dgpp_core.api.errors import LaunchError
 from dgpp_core.config.resolve import resolve
+from dgpp_core.config.rules import RULES
 from dgpp_core.config.settings import parse_deployment
-from dgpp_core.config.site import Site
+from dgpp_core.config.site import Site, read_site
 from dgpp_core.launch.agent import inspect_node, processes, releases
 from dgpp_core.launch.look import conditions, nodes_of, recorded, status
 from dgpp_core.launch.nodes import LocalNode, Node, SshNode, call, run
 from dgpp_core.launch.outside import Outside
 from dgpp_core.launch.start import Launch, start, start_or_replace
 from dgpp_core.launch.stop import stop
-from dgpp_core.launch.world import EPOCH, Program, World, places, read_world
+from dgpp_core.launch.world import EPOCH, Program, World, places, read_world, site_of
 
 NODES = ("node-a.invalid", "node-b.invalid", "node-c.invalid")
 READY = """print("loading", flush=True)
@@ -116,6 +117,31 @@ def test_a_rank_gets_its_files_its_arguments_and_the_environment_that_is_meant_f
     assert (folder / "deployment.json").read_text() == launch.text
     assert 'DGPP_NODES="node-a.invalid node-b.invalid node-c.invalid"' in (folder / "rank1.env").read_text()
     assert (folder / "rank1.env").stat().st_mode & 0o77 == 0
+
+
+def test_a_rank_reads_the_site_that_the_launcher_read(place: Place, tmp_path: Path) -> None:
+    """Every key, but those that are the launcher's own."""
+    launch = place.launch()
+    given = {
+        "DGPP_HTTP_PORT": "18081", "DGPP_HTTP_BIND": "0.0.0.0", "DGPP_FABRIC_PORT": "3", "DGPP_JOURNAL_PORT": "4",
+        "DGPP_API_KEY_FILE": "/keys", "DGPP_BUS": "gloo", "DGPP_ROCE_DEVICES": "r0 r1", "DGPP_ROCE_GID_INDICES": "3 4",
+        "HF_HUB_CACHE": "/hub", "DGPP_RESIDENT_CACHE_DIR": "/images", "DGPP_LOG_LEVEL": "debug", "DGPP_MLOCK": "off",
+        "DGPP_NODES": " ".join(NODES), "DGPP_DATA_DIR": "data",
+    }  # fmt: skip
+    launchers = {
+        "DGPP_SSH_USER", "DGPP_SSH_CONFIG", "DGPP_PYTHON", "DGPP_CLUSTER_CONFIG", "DGPP_LOG_DIR", "DGPP_STAGE_DIR",
+        "DGPP_RELEASE_DIR", "DGPP_NODE_OVERRIDES", "HF_HOME",
+    }  # fmt: skip
+    assert set(given) | launchers == set(RULES), "a new key is passed on, or stands here"
+    site = read_site(None, given, tmp_path)
+    resolved = resolve(parse_deployment(json.loads(launch.text), "here"), site, {})
+    (tmp_path / "rank0.env").write_text(site_of(site, resolved, 0))
+    assert read_site(tmp_path / "rank0.env", {}) == site
+    other = msgspec.structs.replace(site, node_overrides={NODES[1]: {"HF_HUB_CACHE": "/other"}})
+    resolved = resolve(parse_deployment(json.loads(launch.text), "here"), other, {})
+    (tmp_path / "rank1.env").write_text(site_of(other, resolved, 1))
+    found = read_site(tmp_path / "rank1.env", {})
+    assert (found.hub_cache, found.api_key_file) == ("/other", ""), "keys of the service stay on rank 0"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def facts(
         "folders": {folder: _folder(os.path.expanduser(folder)) for folder in folders},
         "taken": [port for port in ports if not _free(port)],
         "ways": {node: _way(node, Path(root)) for node in towards},
-        "rdma": _rdma(Path(root)),
+        "rdma": rdma(root),
         "verbs": _loads("libibverbs.so.1"),
         "gpus": _gpus(),
         "program": _program([os.path.expanduser(word) for word in program], environ),
@@ -121,9 +121,9 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _rdma(root: Path) -> list[dict[str, Any]]:
+def rdma(root: str = "/") -> list[dict[str, Any]]:
     """The RDMA devices, with every address that is set."""
-    place = root / "sys/class/infiniband"
+    place = Path(root) / "sys/class/infiniband"
     return [_device(path) for path in sorted(place.iterdir())] if place.is_dir() else []
 
 
