@@ -173,7 +173,7 @@ class ModelConformance:
     def test_exactness_matrix(self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]) -> None:
         """Chunking, company, prefix cache, eviction, drafting and pipelining change no token."""
         depths = tuple(range(min(loaded.spec.draft_depth, 3) + 1))
-        axes = Axes(depths=depths, max_tokens=self.reply_tokens)
+        axes = Axes(depths=depths, thin=True, max_tokens=self.reply_tokens)
         report = exactness_matrix(lambda *each: self.world(loaded, folder, *each), prompts, axes)
         assert not report.differences
         assert report.hits
@@ -187,8 +187,9 @@ class ModelConformance:
             pytest.skip("this model sets no world of several ranks")
         depths = tuple(range(min(loaded.spec.draft_depth, 3) + 1))
         axes = Axes(
-            worlds=shared, depths=depths, chunks=(16,), company=(3,), evicting=False, max_tokens=self.reply_tokens
-        )
+            worlds=shared, depths=depths, chunks=(16,), company=(3,), evicting=False, thin=True,
+            max_tokens=self.reply_tokens,
+        )  # fmt: skip
         report = exactness_matrix(lambda *each: self.world(loaded, folder, *each), prompts, axes)
         assert not report.differences, f"the oracle's picks come as near to a tie as {report.smallest_gap}"
 
@@ -197,8 +198,9 @@ class ModelConformance:
     ) -> None:
         """A stop that is learned of one step late leaves no trace."""
         axes = Axes(
-            depths=(loaded.spec.draft_depth,), lags=(1,), chunks=(16,), company=(3,), max_tokens=self.reply_tokens
-        )
+            depths=(loaded.spec.draft_depth,), lags=(1,), chunks=(16,), company=(3,), thin=True,
+            max_tokens=self.reply_tokens,
+        )  # fmt: skip
         assert not exactness_matrix(lambda *each: self.world(loaded, folder, *each), prompts, axes).differences
 
     def test_a_snapshot_restores_what_was_saved(
@@ -232,7 +234,7 @@ class ModelConformance:
             drafting = {"mtp": drafts > 0, "mtp_depth": max(drafts, 1)}
             settings = msgspec.structs.replace(SETTINGS, **drafting)
             world = self.world(loaded, folder, settings, lag)
-            first = world.reply(prompts[0], 40)
+            first = world.reply(prompts[0], 24)
             turn = [*prompts[0], *first.tokens, 1, 2, 3]
             again = world.reply(turn, 4, logprobs=5)
             cold = self.world(loaded, folder, settings, lag).reply(turn, 4, logprobs=5)

@@ -1,7 +1,8 @@
 """The exactness matrix: however a reply is computed, it is the same reply.
 
 The oracle is each prompt alone, cold, on one rank, in one prefill chunk, without drafts. Against it stand all
-combinations of greedy and seeded picks, company, prefix cache, chunk size, drafting, pipelining and ranks.
+combinations of greedy and seeded picks, company, prefix cache, chunk size, drafting, pipelining and ranks; or, where
+that takes too long, so many of them that each value of an axis still meets each value of another.
 
 Ranks are the one axis where the same bits are not promised: W ranks add a row's products in W parts, and float32 rounds
 the sum otherwise. What is promised is that the ranks agree among themselves, and `TensorParallelWorld` sees to it. The
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -37,7 +38,11 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True):
     """What is varied.
 
     ``worlds``: ranks; ``chunks``: prefill budgets, 0 is the whole prompt; ``depths``: draft depth, 0 is off;
-    ``evicting``: whether each cell is run once more in a pool that holds one request.
+    ``evicting``: whether cells are run once more in a pool that holds one request.
+
+    ``thin``: all combinations of chunks, depths, lags and ranks are run. Where there are several chunks and depths each
+    meets half of the company, and every second or third is evicting. Prompts are greedy when cold and seeded when found
+    in the cache, or the other way round.
     """
 
     worlds: Sequence[int] = (1,)
@@ -46,6 +51,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True):
     lags: Sequence[int] = (0,)
     company: Sequence[int] = COMPANY
     evicting: bool = True
+    thin: bool = False
     max_tokens: int = 24
     block_tokens: int = 16
 
@@ -78,6 +84,44 @@ class MatrixReport(msgspec.Struct, frozen=True):
     smallest_gap: float
 
 
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One world and what it is given; attributes as in `Axes`.
+
+    Attributes:
+        swapped: of both, whether seeded are the prompts of odd number (False) or those of even number, by whether
+            prompts are to be found in the cache.
+    """
+
+    ranks: int
+    chunk: int
+    depth: int
+    lag: int
+    company: Sequence[int]
+    swapped: Mapping[bool, Sequence[bool]]
+    evicting: bool
+
+    @property
+    def name(self) -> str:
+        """For whoever reads a `Difference`."""
+        return f"{self.ranks} ranks, chunk {self.chunk}, depth {self.depth}, lag {self.lag}"
+
+
+def cells_of(axes: Axes) -> Iterator[Cell]:
+    """What a matrix runs, in order."""
+    both: tuple[bool, ...] = (False, True)
+    numbered = [list(enumerate(values)) for values in (axes.worlds, axes.chunks, axes.depths, axes.lags)]
+    fewer = min(len(axes.chunks), len(axes.depths))
+    for (w, ranks), (c, chunk), (d, depth), (g, lag) in itertools.product(*numbered):
+        number, company, swapped, evicting = w + c - d + g, axes.company, {False: both, True: both}, axes.evicting
+        if axes.thin:
+            step = min(2, fewer, len(axes.company))
+            company, evicting = axes.company[number % step :: step], evicting and number % min(3, fewer) == 0
+            swapped = {False: (False,), True: (True,)}
+        yield Cell(
+            ranks=ranks, chunk=chunk, depth=depth, lag=lag, company=company, swapped=swapped, evicting=evicting
+        )  # fmt: skip
+
+
 class _Expected(msgspec.Struct, frozen=True):
     tokens: list[int]
     gaps: list[float]
@@ -102,17 +146,20 @@ def exactness_matrix(make: MakeWorld, prompts: Sequence[Sequence[int]], axes: Ax
         make: builds a world of the model under test.
         prompts: at least ``max(axes.company) + 1``, of different lengths.
     """
-    longest = max(map(len, prompts))
-    oracle = _oracle(make(settings_for(axes, 0, 0, longest, prefix_cache_gib=0.0), 0, 1), prompts, axes.max_tokens)
+    used = {number: prompts[number] for number in range(max(axes.company) + 1)}
+    if axes.evicting:
+        used |= dict(sorted(enumerate(prompts), key=lambda item: -len(item[1]))[:3])
+    longest = max(map(len, used.values()))
+    oracle = _oracle(make(settings_for(axes, 0, 0, longest, prefix_cache_gib=0.0), 0, 1), used, axes.max_tokens)
     compared, differences, hits, evictions, accepted = 0, list[Difference](), 0, 0, 0
-    for ranks, chunk, depth, lag in itertools.product(axes.worlds, axes.chunks, axes.depths, axes.lags):
-        for evicting in (False, True)[: 1 + axes.evicting]:
-            room = {"kv_capacity": _one_request(axes, depth, longest)} if evicting else {}
-            world = make(settings_for(axes, chunk, depth, longest, **room), lag, ranks)
-            for case, number, seeded, reply in _cell(world, prompts, axes, evicting):
+    for cell in cells_of(axes):
+        for evicting in (False, True)[: 1 + cell.evicting]:
+            room = {"kv_capacity": _one_request(axes, cell.depth, longest)} if evicting else {}
+            world = make(settings_for(axes, cell.chunk, cell.depth, longest, **room), cell.lag, cell.ranks)
+            run = _evicted(world, used, axes) if evicting else _in_company(world, used, axes, cell)
+            for case, number, seeded, reply in run:
                 compared += 1
-                name = f"{ranks} ranks, chunk {chunk}, depth {depth}, lag {lag}, {case}"
-                differences += _difference(name, reply, oracle[number, seeded])
+                differences += _difference(f"{cell.name}, {case}", reply, oracle[number, seeded])
             stats = world.scheduler.stats()
             hits, evictions = hits + stats.cache_hits, evictions + stats.cache_evictions
             accepted += stats.draft_accepted
@@ -120,10 +167,10 @@ def exactness_matrix(make: MakeWorld, prompts: Sequence[Sequence[int]], axes: Ax
     return MatrixReport(compared, differences, hits, evictions, accepted, smallest)
 
 
-def _oracle(world: World, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[tuple[int, bool], _Expected]:
+def _oracle(world: World, prompts: Mapping[int, Sequence[int]], max_tokens: int) -> dict[tuple[int, bool], _Expected]:
     """By prompt number and whether seeded; log-probabilities differ by what the logits do."""
     oracle = {}
-    for number, prompt in enumerate(prompts):
+    for number, prompt in prompts.items():
         greedy = world.reply(prompt, max_tokens, params=GREEDY, logprobs=2)
         gaps = [each.top[0][1] - each.top[1][1] for each in greedy.logprobs]
         oracle[number, False] = _Expected(greedy.tokens, gaps)
@@ -136,27 +183,32 @@ def _one_request(axes: Axes, depth: int, longest: int) -> int:
     return (-(-rows // axes.block_tokens) + 1) * axes.block_tokens
 
 
-def _cell(
-    world: World, prompts: Sequence[Sequence[int]], axes: Axes, evicting: bool
-) -> Iterator[tuple[str, int, bool, Reply]]:
-    """Case, prompt number, whether seeded, and the reply."""
-    if evicting:
-        # A pool for one request: every long prompt evicts the one before, and comes back to be computed again.
-        longest = sorted(enumerate(prompts), key=lambda item: -len(item[1]))[:3]
-        for turn, (number, prompt) in itertools.product(range(2), longest):
-            reply = world.reply(prompt, axes.max_tokens)
-            yield f"evicted and recomputed, turn {turn}, prompt {number}", number, False, reply
-        return
-    for seeded, others in itertools.product((False, True), axes.company):
-        params = SEEDED if seeded else GREEDY
-        for state in ("cold", "hit"):
-            batch = {
-                number: world.submit(prompts[number], axes.max_tokens, params=params, use_cache=state == "hit")
-                for number in range(others + 1)
-            }
-            replies = world.run()
-            for number, request in batch.items():
-                yield f"seeded {seeded}, with {others}, {state}, prompt {number}", number, seeded, replies[request]
+_Case = tuple[str, int, bool, Reply]
+"""Its name, the prompt's number, whether it is seeded, and the reply."""
+
+
+def _evicted(world: World, prompts: Mapping[int, Sequence[int]], axes: Axes) -> Iterator[_Case]:
+    """In a pool for one request every long prompt evicts the one before, and comes back to be computed again."""
+    longest = sorted(prompts.items(), key=lambda item: -len(item[1]))[:3]
+    for turn, (number, prompt) in itertools.product(range(2), longest):
+        reply = world.reply(prompt, axes.max_tokens)
+        yield f"evicted and recomputed, turn {turn}, prompt {number}", number, False, reply
+
+
+def _in_company(world: World, prompts: Mapping[int, Sequence[int]], axes: Axes, cell: Cell) -> Iterator[_Case]:
+    """Greedy and seeded requests side by side, cold and then with the cache."""
+    for others, hit in itertools.product(cell.company, (False, True)):
+        for swapped in cell.swapped[hit]:
+            batch = {}
+            for number in range(others + 1):
+                seeded = (number % 2 == 1) != swapped
+                params = SEEDED if seeded else GREEDY
+                request = world.submit(prompts[number], axes.max_tokens, params=params, use_cache=hit)
+                batch[request] = number, seeded
+            replies, state = world.run(), "hit" if hit else "cold"
+            for request, (number, seeded) in batch.items():
+                case = f"seeded {seeded}, with {others}, {state}, prompt {number}"
+                yield case, number, seeded, replies[request]
 
 
 def _difference(case: str, reply: Reply, expected: _Expected) -> list[Difference]:

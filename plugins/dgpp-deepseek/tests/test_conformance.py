@@ -46,7 +46,7 @@ class TestDeepseek41(ModelConformance):
 
     def test_exactness_matrix(self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]) -> None:
         """The kit's cells that differ most, and the deepest drafts."""
-        axes = Axes(depths=(0, 2, 5), chunks=(16,), company=(0, 3), max_tokens=self.reply_tokens)
+        axes = Axes(depths=(0, 2, 5), chunks=(16,), company=(0, 3), thin=True, max_tokens=self.reply_tokens)
         report = exactness_matrix(lambda *each: self.world(loaded, folder, *each), prompts, axes)
         assert not report.differences
         assert report.hits
@@ -61,8 +61,9 @@ class TestDeepseek41(ModelConformance):
         other one, which is no longer a difference of rounding: rows as trained are held to the ranks' agreement below.
         """
         axes = Axes(
-            worlds=(2, 4), depths=(5,), chunks=(16,), company=(2,), evicting=False, max_tokens=self.reply_tokens
-        )
+            worlds=(2, 4), depths=(5,), chunks=(16,), company=(2,), evicting=False, thin=True,
+            max_tokens=self.reply_tokens,
+        )  # fmt: skip
         report = exactness_matrix(lambda *each: self.world(unrounded, folder, *each), prompts, axes)
         assert not report.differences, f"the oracle's picks come as near to a tie as {report.smallest_gap}"
 
