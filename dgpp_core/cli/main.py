@@ -25,6 +25,7 @@ COMMANDS = {
     "plugins": "List and check the installed plugins.",
     "new-plugin": "Write the package of a new plugin.",
     "bench": "Measure decode, prefill or a running service.",
+    "simulate": "Try worlds of ranks against faults, in virtual time.",
     "version": "Print the versions of dgpp, its plugins and its libraries.",
 }
 """Each command's one line of help; it lives in ``dgpp_core.cli.NAME`` as ``command``."""
