@@ -106,7 +106,9 @@ class SimWorld:
         return self._account()
 
     def _over(self) -> bool:
-        return bool(self.front.failure) or (self.lead.settled and not any(each.alive for each in self.members.values()))
+        """A rank that is stopped when it has said goodbye is for whoever started it to end."""
+        staying = any(each.alive and not each.paused for each in self.members.values())
+        return bool(self.front.failure) or (self.lead.settled and not staying)
 
     def _reap(self) -> None:
         """The front end ends what is left here; what a launcher ended elsewhere goes on, and then ends by itself."""
