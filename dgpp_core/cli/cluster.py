@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import msgspec
 
 from dgpp_core.api.errors import ConfigError, LaunchError
 from dgpp_core.cli import cluster_release
-from dgpp_core.cli.cluster_options import chosen, cluster_options, locked, outside
+from dgpp_core.cli.cluster_options import chosen, cluster_options, examples, locked, outside
 from dgpp_core.cli.command import GuardedGroup, json_option, print_json, print_table
 from dgpp_core.config.site import read_site
 from dgpp_core.launch.agent import processes
@@ -44,7 +43,7 @@ def command() -> None:
     """Start, stop and watch a model on several hosts."""
 
 
-@command.command()
+@command.command(epilog=examples("up --config deploy/glm47.json", "up --replace --release current"))
 @cluster_options
 @click.option("--replace", is_flag=True, help="Stop what runs of this deployment first.")
 @click.option("--release", metavar="VERSION", help="An installed release, or `current`.  [default: the deployment's]")
@@ -80,7 +79,7 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@command.command()
+@command.command(epilog=examples("down --config deploy/glm47.json", "down --all"))
 @cluster_options
 @click.option("--all", "everything", is_flag=True, help="Every deployment that this host leads.")
 @click.option("--drain", type=click.FloatRange(0), default=DRAIN_S, show_default=True, help="Seconds for rank 0.")
@@ -93,7 +92,7 @@ def down(config: Path | None, log_dir: str | None, everything: bool, drain: floa
         click.echo(f"{world.deployment}: down")
 
 
-@command.command("status")
+@command.command("status", epilog=examples("status", "status --config deploy/glm47.json --json"))
 @cluster_options
 @click.option("--all", "everything", is_flag=True, help="Those that are down, too.")
 @json_option
@@ -133,7 +132,7 @@ def _worlds(config: Path | None, log_dir: str | None, everything: bool) -> list[
     return [(folder, world)] if world is not None else []
 
 
-@command.command()
+@command.command(epilog=examples("logs --config deploy/glm47.json --rank 1 --lines 200"))
 @cluster_options
 @click.option("--rank", type=click.IntRange(0), help="Only this one's.")
 @click.option("--lines", type=click.IntRange(1), default=40, show_default=True, help="Of each.")
@@ -152,7 +151,7 @@ def logs(config: Path | None, log_dir: str | None, rank: int | None, lines: int)
                 click.echo("\n".join(said.splitlines()[:lines]))
 
 
-@command.command("signal")
+@command.command("signal", epilog=examples("signal --config deploy/glm47.json --rank 1 --signal USR1"))
 @cluster_options
 @click.option("--rank", type=click.IntRange(0), required=True, help="Which.")
 @click.option("--signal", "name", type=click.Choice(["INT", "TERM", "KILL", "USR1"]), required=True,
@@ -171,19 +170,15 @@ def signal_command(config: Path | None, log_dir: str | None, rank: int, name: st
         click.echo(f"{member}: SIG{name} to {', '.join(map(str, told))}")
 
 
-@command.command("resolve")
+@command.command("resolve", epilog=examples("resolve --config deploy/glm47.json"))
 @cluster_options
 @json_option
 def resolve_command(config: Path | None, log_dir: str | None, as_json: bool) -> None:
     """Print the deployment as it would run; no node is asked."""
-    what = chosen(config, log_dir)
-    where = msgspec.structs.replace(
-        what.resolved.paths, log_dir=str(what.places.log), stage_dir=what.places.stage
-    )  # fmt: skip
-    print_json(msgspec.structs.replace(what.resolved, paths=where))
+    print_json(chosen(config, log_dir).resolved)
 
 
-@command.command("paths")
+@command.command("paths", epilog=examples("paths --config deploy/glm47.json --json"))
 @cluster_options
 @json_option
 def paths_command(config: Path | None, log_dir: str | None, as_json: bool) -> None:

@@ -24,8 +24,13 @@ from dgpp_core.launch.world import LOCK, Places, places
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  dgpp cluster {line}" for line in lines)
+
+
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment as the command line names it."""
+    """A deployment as the command line names it; paths of ``resolved`` are its own (``places``)."""
 
     site: Site
     resolved: Resolved
@@ -56,9 +61,15 @@ def chosen(config: Path | None, log_dir: str | None) -> Chosen:
     path = Path(os.path.abspath(config or site.cluster_config))
     text = read_text(path, "deployment file")
     resolved = resolve(parse_deployment(parse_json(text, str(path)), str(path)), site, {})
+    return _placed(site, resolved, path, text, log_dir)
+
+
+def _placed(site: Site, resolved: Resolved, path: Path, text: str, log_dir: str | None) -> Chosen:
+    found = places(resolved, path, log_dir)
+    where = msgspec.structs.replace(resolved.paths, log_dir=str(found.log), stage_dir=found.stage)
     return Chosen(
-        site=site, resolved=resolved, deployment=path, text=text, places=places(resolved, path, log_dir)
-    )  # fmt: skip
+        site=site, resolved=msgspec.structs.replace(resolved, paths=where), deployment=path, text=text, places=found
+    )
 
 
 def site_alone(log_dir: str | None) -> Chosen:
@@ -66,7 +77,7 @@ def site_alone(log_dir: str | None) -> Chosen:
     site = read_site(None, os.environ)
     path = Path("deployment.json").absolute()
     resolved = resolve(Deployment(model="none", world_size=len(site.nodes)), site, {})
-    return Chosen(site=site, resolved=resolved, deployment=path, text="", places=places(resolved, path, log_dir))
+    return _placed(site, resolved, path, "", log_dir)
 
 
 def outside() -> Outside:

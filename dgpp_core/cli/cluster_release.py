@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from dgpp_core.cli.cluster_options import chosen, cluster_options, outside
+from dgpp_core.cli.cluster_options import chosen, cluster_options, examples, outside
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json, print_table
 from dgpp_core.config.site import Site, read_site
 from dgpp_core.launch.agent import processes
@@ -22,7 +22,7 @@ def _site_nodes() -> tuple[Site, list[Node]]:
     return site, outside().nodes(site.nodes, site.ssh_user, site.ssh_config)
 
 
-@click.command("pack", cls=GuardedCommand)
+@click.command("pack", cls=GuardedCommand, epilog=examples("pack ./dist"))
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 def pack_command(folder: Path) -> None:
     """Write an archive of the dgpp and the plugins that run here into DIR."""
@@ -31,7 +31,7 @@ def pack_command(folder: Path) -> None:
     click.echo(pack(folder))
 
 
-@click.command("install", cls=GuardedCommand)
+@click.command("install", cls=GuardedCommand, epilog=examples("install ./dist/dgpp-0.1.0+0123456789ab.tar.gz"))
 @click.argument("archive", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--no-activate", is_flag=True, help="Leave `current` as it is.")
 def install_command(archive: Path, no_activate: bool) -> None:
@@ -45,7 +45,7 @@ def install_command(archive: Path, no_activate: bool) -> None:
     click.echo(version)
 
 
-@click.command("releases", cls=GuardedCommand)
+@click.command("releases", cls=GuardedCommand, epilog=examples("releases --verify", "releases --activate VERSION"))
 @click.option("--activate", "version", metavar="VERSION", help="Make it `current` on every host, also an older one.")
 @click.option("--verify", "check", is_flag=True, help="Compare every file with its manifest; exit 1 where one differs.")
 @json_option
@@ -74,7 +74,11 @@ def releases_command(version: str | None, check: bool, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-@click.command("fetch", cls=GuardedCommand)
+@click.command(
+    "fetch",
+    cls=GuardedCommand,
+    epilog=examples("fetch --config deploy/glm47.json", "fetch --verify"),
+)
 @cluster_options
 @click.option("--verify", "check", is_flag=True, help="Copy nothing; exit 1 where a file differs.")
 @click.option("--offline", is_flag=True, envvar="HF_HUB_OFFLINE", help="Do not download what is not here.")

@@ -10,7 +10,7 @@ import click
 
 from dgpp_core.api.errors import DgppError
 from dgpp_core.cli.cluster_options import Chosen, chosen, cluster_options, outside, site_alone
-from dgpp_core.cli.command import GuardedCommand, json_option, print_json, print_table
+from dgpp_core.cli.command import GuardedCommand, json_option, print_json
 from dgpp_core.config.site import read_site
 from dgpp_core.launch.checks import Check, judge
 from dgpp_core.launch.doctor import exchange, look, wanted_of
@@ -33,7 +33,7 @@ Nothing is changed, and nothing stays. Exit code 1 where something keeps a world
 @click.option("--no-exchange", is_flag=True, help="Exchange nothing among the hosts.")
 @json_option
 def command(config: Path | None, log_dir: str | None, release: str | None, no_exchange: bool, as_json: bool) -> None:
-    """Say whether the hosts of the site are fit to serve, and what to do where not."""
+    """Say whether the hosts of the site are fit to serve."""
     named = config is not None or bool(read_site(None, os.environ).cluster_config)
     what, around = chosen(config, log_dir) if named else site_alone(log_dir), outside()
     resolved = what.resolved
@@ -54,10 +54,12 @@ def command(config: Path | None, log_dir: str | None, release: str | None, no_ex
 
 def _print(checks: Sequence[Check]) -> None:
     words = {"ok": "ok", "warning": "WARN", "fault": "FAULT"}
-    rows = [
-        (check.node, check.what, words[check.level], check.found, check.expected, check.next) for check in checks
-    ]  # fmt: skip
-    print_table(("node", "what", "", "found", "expected", "next step"), rows)
+    wide, what = (max(len(getattr(check, name)) for check in checks) for name in ("node", "what"))
+    for check in checks:
+        expected = f" (expected: {check.expected})" if check.expected and not check.next else ""
+        click.echo(f"{words[check.level]:5}  {check.node:{wide}}  {check.what:{what}}  {check.found}{expected}")
+        if check.next:
+            click.echo(f"       expected: {check.expected}\n       next step: {check.next}")
     faults, warnings = (sum(check.level == level for check in checks) for level in ("fault", "warning"))
     click.echo(f"{faults} faults, {warnings} warnings")
 

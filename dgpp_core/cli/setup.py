@@ -52,7 +52,7 @@ def command(
     config: Path | None, template: Path | None, nodes: str | None, ssh_user: str | None, http_port: int | None,
     http_bind: str | None, hub_cache: str | None, roce: str, yes: bool, check: bool, offline: bool, start: bool,
 ) -> None:  # fmt: skip
-    """Set up a site: settings, RDMA devices, checkpoint, and whether all is well."""
+    """Set up a site: settings, RDMA devices, checkpoint."""
     context = click.get_current_context()
     if check:
         if start or template:

@@ -146,15 +146,9 @@ def _rdma(node: str, facts: Facts, wanted: Wanted) -> Iterator[Parts]:
     named = wanted.devices.get(node, ())
     by_name = {device.name: device for device in facts.rdma}
     if not facts.rdma:
-        told = "no RDMA device"
-        yield (
-            "RDMA",
-            not (wanted.rdma or named),
-            told,
-            "one",
-            "load the driver, or leave DGPP_ROCE_DEVICES empty",
-            "fault",
-        )
+        needed = wanted.rdma or bool(named)
+        hint = "load the driver, or leave DGPP_ROCE_DEVICES empty"
+        yield "RDMA", not needed, "no RDMA device", "one" if needed else "", hint, "fault"
         return
     chosen = list(named) or [device.name for device in facts.rdma if device.active]
     if not chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from dgpp_core.api.errors import LaunchError
+from dgpp_core.cli.cluster_options import locked
+from dgpp_core.cli.main import cli
 from dgpp_core.config.resolve import resolve
 from dgpp_core.config.rules import RULES
 from dgpp_core.config.settings import parse_deployment
@@ -280,3 +284,26 @@ def test_the_helper_runs_on_an_older_python() -> None:
         roots = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         roots |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         assert {root.partition(".")[0] for root in roots} <= sys.stdlib_module_names
+
+
+def test_the_command_line_shows_where_a_deployment_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DGPP_LOG_DIR", str(tmp_path / "log"))
+    file = tmp_path / "d.json"
+    file.write_text('{"model": "some/model", "world_size": 1}')
+    name = hashlib.sha256(str(file).encode()).hexdigest()[:16]
+    shown = CliRunner().invoke(cli, ["cluster", "paths", "--config", str(file), "--json"])
+    assert json.loads(shown.stdout)["log"] == f"{tmp_path}/log/deployments/{name}"
+    resolved = CliRunner().invoke(cli, ["cluster", "resolve", "--config", str(file)])
+    assert json.loads(resolved.stdout)["paths"]["stage_dir"] == f"/tmp/bus4/deployments/{name}"
+    own = CliRunner().invoke(
+        cli, ["cluster", "paths", "--config", str(file), "--log-dir", str(tmp_path / "x"), "--json"]
+    )
+    assert json.loads(own.stdout)["log"] == f"{tmp_path}/x"
+    assert CliRunner().invoke(cli, ["cluster", "down", "--config", str(file)]).exit_code == 0
+    both = CliRunner().invoke(cli, ["cluster", "down", "--all", "--config", str(file)])
+    assert both.exit_code == 2
+
+
+def test_one_launcher_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(LaunchError, match="another launcher"), locked(tmp_path):
+        pass
