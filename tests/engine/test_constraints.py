@@ -138,13 +138,27 @@ class Scripted:
         return self._reply[at] if at % 5 else [ord("!"), END, THINK_END, ord("a")][at // 5 % 4]
 
 
+def thinking(budget: int, source: str = "") -> Grammar:
+    """So many tokens of reasoning, and then what ``source`` holds."""
+    ends = (END, OTHER_END) if source else ()
+    return Grammar(source=source, ends=ends, start="reasoning", closer="</think>", budget=budget)
+
+
 @pytest.mark.parametrize("params", [GREEDY, SEEDED])
+@pytest.mark.parametrize(
+    "grammar",
+    [CODE, thinking(0), thinking(1), thinking(6), thinking(7), thinking(8), thinking(9), thinking(7, CODE.source)],
+    ids=["code", *(f"budget {budget}" for budget in (0, 1, 6, 7, 8, 9)), "budget 7, code"],
+)
 def test_drafts_change_nothing(
-    held: Callable[..., World], tiny: LoadedModel, checkpoint: Path, params: SamplingParams
+    held: Callable[..., World], tiny: LoadedModel, checkpoint: Path, params: SamplingParams, grammar: Grammar
 ) -> None:
     plain = held()
-    request = run(plain, CODE, params)
+    request = run(plain, grammar, params, 40)
     expected = plain.run()[request].tokens
+    if grammar.budget >= 0:
+        assert expected.index(THINK_END) == grammar.budget
+        assert len(expected) > grammar.budget + 4
     settings = EngineSettings(
         max_concurrency=4, kv_capacity=1024, block_tokens=16, prefix_cache_gib=0.0, mtp=True, mtp_depth=3
     )
@@ -156,7 +170,7 @@ def test_drafts_change_nothing(
     )  # fmt: skip
     engine.offer_grammars(vocabulary(engine.vocab_size))
     world = World(engine, limits_from(engine.geometry, settings, engine.needs_snapshot))
-    request = run(world, CODE, params)
+    request = run(world, grammar, params, 40)
     reply = world.run()[request]
     assert reply.tokens == expected
     assert max(reply.updates) > 2, "drafts stood"
