@@ -177,7 +177,10 @@ def start(launch: Launch, outside: Outside, *, limit: float = READY_S) -> World:
         _wait_ready(world, nodes, outside, limit)
     except BaseException:
         outside.say("the start has failed: its ranks are ended")
-        stop(world, outside, drain=5.0)
+        try:
+            stop(world, outside, drain=5.0)
+        except LaunchError as error:  # what failed first is what is raised
+            outside.say(str(error))
         raise
     return world
 

@@ -233,6 +233,14 @@ def test_a_node_that_does_not_answer_is_unknown_and_never_taken_for_stopped(plac
     assert place.states(world) == ["none", "running"]
 
 
+def test_what_failed_first_is_told_although_the_end_is_not_confirmed(place: Place) -> None:
+    later = iter([[LocalNode("node-a.invalid"), LocalNode("node-b.invalid")], [LocalNode("node-a.invalid"), Mute()]])
+    away = msgspec.structs.replace(place.outside, nodes=lambda *_: next(later))
+    with pytest.raises(LaunchError, match="has ended before the world was ready"):
+        start(place.launch("sys.exit(1)"), away)
+    assert any("not every rank is known to have ended" in line for line in place.said)
+
+
 def test_a_log_is_followed_by_whole_lines(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes("eins\nzw\u00f6".encode())
     first = processes.read_from(str(tmp_path), "log", 0, 100, whole_lines=True)
