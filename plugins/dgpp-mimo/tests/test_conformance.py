@@ -126,7 +126,7 @@ class TestMimo26(ModelConformance):
 
     model = "mimo26-flash"
     template = TEMPLATES / "MiMo-V2.6.distill.jinja"
-    reply_tokens = 8
+    reply_tokens = 4
     worlds = (1, 2, 4)
 
     @classmethod

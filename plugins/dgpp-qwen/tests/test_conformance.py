@@ -23,7 +23,7 @@ class TestFlashNext(ModelConformance):
 
     model = "qwen38-flash-next"
     template = TEMPLATES / "Qwen3.8.jinja"
-    reply_tokens = 8
+    reply_tokens = 4
 
     @classmethod
     def golden_cases(cls) -> Mapping[str, Mapping[str, Any]]:
