@@ -196,7 +196,7 @@ def test_other_model(fake: Any) -> None:
     check(httpx.get(fake.url + "/v1/models/other"), 404, "model", "model_not_found")
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/files", "/v1/embeddings", "/v1/chat"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/batches", "/v1/embeddings", "/v1/chat"])
 def test_unknown_route(fake: Any, path: str) -> None:
     message = check(httpx.post(fake.url + path, json={}), 404, None, None)
     assert "POST" in message
@@ -206,7 +206,8 @@ def test_unknown_route(fake: Any, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/v1/chat/completions"), ("DELETE", "/v1/completions"), ("POST", "/v1/models"), ("PUT", "/health"),
-     ("POST", "/metrics"), ("POST", "/v1/models/fake"), ("POST", "/"), ("POST", "/page/main.js")],
+     ("POST", "/metrics"), ("POST", "/v1/models/fake"), ("POST", "/"), ("POST", "/page/main.js"),
+     ("PUT", "/v1/files"), ("POST", "/v1/files/x"), ("DELETE", "/v1/files/x/content")],
 )  # fmt: skip
 def test_wrong_method(fake: Any, method: str, path: str) -> None:
     check(httpx.request(method, fake.url + path), 405, None, None)
