@@ -36,9 +36,9 @@ NOT_RUN = {
     "pytest ./dgpp-acme": "tests/cli/test_new_plugin.py runs the conformance kit of a generated package",
 }
 REFUSES = {
-    "dgpp plan --config deploy/cluster_glm-5.3-flash_fp8_w4.example.json --world 2 --device cuda --available 124554051584":
-        "the memory plan does not fit",
-}  # fmt: skip
+    f"dgpp plan --config deploy/{name}.example.json --world 2 --device cuda --available 124554051584": what
+    for name, what in {"cluster_glm-5.3-flash_fp8_w4": "the memory plan does not fit"}.items()
+}
 """Commands that show a refusal, and what they say."""
 GENERATED = re.compile(r"pip install -e '\./dgpp-([a-z]+)\[dev\]'")
 """A package that was just generated: made importable the way an installer would do it."""
