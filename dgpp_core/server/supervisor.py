@@ -314,3 +314,4 @@ def print_ready(options: ServeOptions, url: str, ready: Ready) -> None:
     print(
         f"  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'", flush=True
     )
+    print(f"  or open {url}/ in a browser, or: dgpp chat --url {url}", flush=True)
