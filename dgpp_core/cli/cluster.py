@@ -14,6 +14,7 @@ from dgpp_core.api.errors import ConfigError, LaunchError
 from dgpp_core.cli import cluster_release
 from dgpp_core.cli.cluster_options import chosen, cluster_options, examples, locked, outside
 from dgpp_core.cli.command import GuardedGroup, json_option, print_json, print_table
+from dgpp_core.cli.serving import warn_of_hidden_keys
 from dgpp_core.config.site import read_site
 from dgpp_core.launch.agent import processes
 from dgpp_core.launch.look import Status, log_tail, nodes_of, recorded, status
@@ -53,6 +54,7 @@ def up(config: Path | None, log_dir: str | None, replace: bool, release: str | N
        timeout: float) -> None:  # fmt: skip
     """Start every rank, and wait until the world serves."""
     what, around = chosen(config, log_dir), outside()
+    warn_of_hidden_keys(what.resolved, what.site, {})
     require_here(what.resolved.nodes[0])
     launch = Launch(
         deployment=what.deployment, text=what.text, site=what.site, resolved=what.resolved, places=what.places,

@@ -18,7 +18,14 @@ from dgpp_core.cli.options import (
     world_option,
 )
 from dgpp_core.cli.relaunch import Relaunch
-from dgpp_core.cli.serving import choose, find_checkpoint, serve_options, warn_of_idle_keys, world_options
+from dgpp_core.cli.serving import (
+    choose,
+    find_checkpoint,
+    serve_options,
+    warn_of_hidden_keys,
+    warn_of_idle_keys,
+    world_options,
+)
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.server.logs import LogFormat, set_up
 from dgpp_core.server.options import SamplingOverrides, ServeOptions
@@ -85,6 +92,7 @@ def command(
         click.echo(f"warning: {problem.error().line()}", err=True)
     chosen = choose(host, os.environ, plugin=plugin, config=config, checkpoint=checkpoint, anywhere=False, **flags)
     warn_of_idle_keys(chosen.resolved)
+    warn_of_hidden_keys(chosen.resolved, chosen.site, flags)
     set_up(log_format, chosen.site.log_level)
     sampling = SamplingOverrides(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty

@@ -14,7 +14,7 @@ from dgpp_core.api.spec import ModelConfig
 from dgpp_core.api.state import for_device
 from dgpp_core.checkpoint.config_json import CONFIG, read_config, read_model_config, read_processor
 from dgpp_core.config.fabric import Fabric
-from dgpp_core.config.resolve import LOCAL, Resolved, default_deployment, resolve
+from dgpp_core.config.resolve import LOCAL, Resolved, default_deployment, hidden_keys, resolve
 from dgpp_core.config.settings import read_deployment, without_effect
 from dgpp_core.config.site import Site, read_site
 from dgpp_core.host.loading import LoadedModel, PluginHost
@@ -325,6 +325,12 @@ def world_options(chosen: Chosen, rendezvous: str | None, epoch: int, log_dir: s
         timeout=resolved.engine.rendezvous_timeout_ms / 1e3,
         fabric=fabric_of(chosen),
     )
+
+
+def warn_of_hidden_keys(resolved: Resolved, site: Site, flags: Mapping[str, object]) -> None:
+    """Say on stderr which keys of the site the deployment goes before."""
+    for line in hidden_keys(resolved, site, flags):
+        click.echo(f"warning: {line}", err=True)
 
 
 def warn_of_idle_keys(resolved: Resolved) -> None:

@@ -12,7 +12,7 @@ from dgpp_core.api.errors import ConfigError
 from dgpp_core.api.spec import ModelSpec
 from dgpp_core.config.fabric import WANTED, Wanted
 from dgpp_core.config.settings import Deployment, EngineSettings, HttpSettings, Paths
-from dgpp_core.config.site import Site
+from dgpp_core.config.site import HTTP_KEYS, Site
 from dgpp_core.config.strict import convert
 
 COMMAND_LINE = "command line"
@@ -134,6 +134,22 @@ def resolve(deployment: Deployment, site: Site, flags: Mapping[str, object]) -> 
         ports=ports,
         node_env=tuple({**site.node_settings, **site.node_overrides.get(node, {})} for node in nodes),
     )
+
+
+def hidden_keys(resolved: Resolved, site: Site, flags: Mapping[str, object]) -> list[str]:
+    """A line for each key of the site that the deployment's own ``http`` goes before, with both values.
+
+    Args:
+        flags: as of `resolve`; one that is given goes before both, and is meant.
+    """
+    given = {HTTP_FLAGS[key] for key, value in flags.items() if key in HTTP_FLAGS and value is not None}
+    lines = []
+    for key in site.http_named:
+        name = HTTP_KEYS[key]
+        used, there = getattr(resolved.http, name), getattr(site, key.removeprefix("DGPP_").lower())
+        if name not in given and used != there:
+            lines.append(f"the deployment's http.{name} {used} goes before {key} {there}")
+    return lines
 
 
 def _engine(base: EngineSettings, flags: dict[str, object]) -> EngineSettings:

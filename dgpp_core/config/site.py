@@ -15,6 +15,8 @@ from dgpp_core.config.rules import NODE_RULES, RULES
 from dgpp_core.config.strict import read_text
 
 ENV_FILE = "DGPP_ENV_FILE"
+HTTP_KEYS = {"DGPP_HTTP_PORT": "port", "DGPP_HTTP_BIND": "bind_host", "DGPP_API_KEY_FILE": "api_key_file"}
+"""Keys of the HTTP service, and the deployment's keys below ``http`` that go before them."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         resident_cache_dir: prepacked weights; empty leaves it to the deployment.
         node_overrides: by node, settings of that node alone.
         node_settings: node-level settings that were given, as text, for all nodes.
+        http_named: which of `HTTP_KEYS` were given.
     """
 
     nodes: tuple[str, ...] = ("localhost",)
@@ -57,6 +60,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     mlock: str = "on"
     node_overrides: Mapping[str, Mapping[str, str]] = {}
     node_settings: Mapping[str, str] = {}
+    http_named: tuple[str, ...] = ()
 
 
 _OWN_NAMES = {"HF_HUB_CACHE": "hub_cache"}
@@ -88,7 +92,7 @@ def read_site(path: Path | None, environ: Mapping[str, str], root: Path = Path()
     node_settings = {key: found[key].value for key in NODE_RULES if key in found}
     if "hub_cache" in fields:
         node_settings["HF_HUB_CACHE"] = fields["hub_cache"]
-    site = Site(**fields, node_settings=node_settings)
+    site = Site(**fields, node_settings=node_settings, http_named=tuple(key for key in HTTP_KEYS if key in found))
     _check_together(site, found)
     return site
 

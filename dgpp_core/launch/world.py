@@ -172,18 +172,21 @@ def network_environ(environ: Mapping[str, str], interface: str) -> dict[str, str
 
 
 def site_of(site: Site, resolved: Resolved, rank: int) -> str:
-    """The site file of one rank: what a server reads of the site, with its node's own settings decided."""
+    """The site file of one rank: what a server reads of the site, with its node's own settings decided.
+
+    The service's address is as resolved, so that what the deployment goes before is said by the launcher alone.
+    """
     values = {
         "DGPP_NODES": " ".join(site.nodes),
-        "DGPP_HTTP_PORT": str(site.http_port),
-        "DGPP_HTTP_BIND": site.http_bind,
+        "DGPP_HTTP_PORT": str(resolved.http.port),
+        "DGPP_HTTP_BIND": resolved.http.bind_host,
         "DGPP_BUS": site.bus,
         "DGPP_FABRIC_PORT": str(site.fabric_port),
         "DGPP_JOURNAL_PORT": str(site.journal_port),
         **resolved.node_env[rank],
     }
-    if rank == 0 and site.api_key_file:
-        values["DGPP_API_KEY_FILE"] = site.api_key_file
+    if rank == 0 and resolved.http.api_key_file:
+        values["DGPP_API_KEY_FILE"] = resolved.http.api_key_file
     return "".join(f"{name}={_quoted(value)}\n" for name, value in values.items())
 
 

@@ -204,6 +204,19 @@ def test_flags_go_before_the_file_and_the_file_before_the_site(tmp_path: Path, m
     assert resolved()["model"] == "a/b"
 
 
+def test_a_key_of_the_site_that_the_deployment_goes_before_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = deployment(tmp_path / "d.json", model="a/b", http={"port": 2222, "bind_host": "0.0.0.0"})
+    assert run("resolve", "--config", file).stderr == "", "the site names neither"
+    (tmp_path / ".env").write_text("DGPP_HTTP_PORT=18080\nDGPP_HTTP_BIND=0.0.0.0\n")
+    line = "warning: the deployment's http.port 2222 goes before DGPP_HTTP_PORT 18080\n"
+    assert run("resolve", "--config", file).stderr == line, "the default, but named; the other is the same"
+    assert run("resolve", "--config", file, "--port", "3333").stderr == "", "a flag is meant"
+    monkeypatch.setenv("DGPP_HTTP_PORT", "2222")
+    assert run("resolve", "--config", file).stderr == ""
+
+
 def test_a_key_that_acts_on_nothing_is_named(tmp_path: Path) -> None:
     file = deployment(tmp_path / "d.json", model="a/b", engine={"ngram_table": "mmap"})
     assert run("resolve", "--config", file).stderr == "warning: engine.ngram_table has no effect in this version\n"

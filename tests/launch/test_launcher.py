@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from dgpp_core.api.errors import LaunchError
 from dgpp_core.cli.cluster_options import locked
 from dgpp_core.cli.main import cli
-from dgpp_core.config.resolve import resolve
+from dgpp_core.config.resolve import hidden_keys, resolve
 from dgpp_core.config.rules import RULES
 from dgpp_core.config.settings import parse_deployment
 from dgpp_core.config.site import Site, read_site
@@ -141,6 +141,11 @@ def test_a_rank_reads_the_site_that_the_launcher_read(place: Place, tmp_path: Pa
     resolved = resolve(parse_deployment(json.loads(launch.text), "here"), site, {})
     (tmp_path / "rank0.env").write_text(site_of(site, resolved, 0))
     assert read_site(tmp_path / "rank0.env", {}) == site
+    named = {"http": {"port": 18082, "bind_host": "127.0.0.1", "api_key_file": "/own"}}
+    resolved = resolve(parse_deployment(json.loads(launch.text) | named, "here"), site, {})
+    (tmp_path / "rank0.env").write_text(site_of(site, resolved, 0))
+    assert not hidden_keys(resolved, read_site(tmp_path / "rank0.env", {}), {}), "the launcher has said it"
+    resolved = resolve(parse_deployment(json.loads(launch.text), "here"), site, {})
     other = msgspec.structs.replace(site, node_overrides={NODES[1]: {"HF_HUB_CACHE": "/other"}})
     resolved = resolve(parse_deployment(json.loads(launch.text), "here"), other, {})
     (tmp_path / "rank1.env").write_text(site_of(other, resolved, 1))
