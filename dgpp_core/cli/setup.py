@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -13,7 +14,8 @@ from dgpp_core.api.errors import ConfigError
 from dgpp_core.cli import cluster, cluster_release, doctor
 from dgpp_core.cli.cluster_options import chosen, outside
 from dgpp_core.cli.command import GuardedCommand
-from dgpp_core.config.settings import read_deployment
+from dgpp_core.cli.questions import copied, pick, settings
+from dgpp_core.cli.serving import warn_of_hidden_keys
 from dgpp_core.config.site import ENV_FILE, Site, read_site
 from dgpp_core.config.strict import read_text
 from dgpp_core.launch.lanes import choose_lanes
@@ -29,8 +31,6 @@ Examples:
 \b
 It may be run again at any time. The site file keeps every line that is not changed; a deployment is never overwritten.
 """
-EXAMPLE = ".example.json"
-Ask = Callable[[str, str], str]
 
 
 @click.command(cls=GuardedCommand, epilog=EPILOG)
@@ -60,98 +60,53 @@ def command(
         context.invoke(doctor.command, config=config)
         context.invoke(cluster_release.fetch_command, config=config, check=True, offline=True)
         return
-    given = {
-        "DGPP_CLUSTER_CONFIG": str(_deployment(config, template) or ""), "DGPP_NODES": nodes or "",
-        "DGPP_SSH_USER": ssh_user or "", "DGPP_HTTP_PORT": str(http_port or ""), "DGPP_HTTP_BIND": http_bind or "",
-        "HF_HUB_CACHE": hub_cache or "",
-    }  # fmt: skip
+    if not (yes or sys.stdin.isatty()):
+        raise ConfigError("no terminal: use --yes", where="standard input", hint="give the answers as options")
     file = Path(os.environ.get(ENV_FILE) or ".env")
-    values = settings({key: value for key, value in given.items() if value}, _site(file), None if yes else _prompt)
-    _write(file, values)
-    _write(file, _lanes(roce))
-    deployment = Path(chosen(None, None).deployment)
+    site, ask = _site(file), None if yes else _prompt
+    picked = pick(config, template, site, ask)
+    given = {
+        "DGPP_NODES": nodes or "", "DGPP_SSH_USER": ssh_user or "", "DGPP_HTTP_PORT": str(http_port or ""),
+        "DGPP_HTTP_BIND": http_bind or "", "HF_HUB_CACHE": hub_cache or "",
+    }  # fmt: skip
+    values = settings({key: value for key, value in given.items() if value}, picked, site, ask)
+    text = _edited(file, values)
+    if picked.template is not None:
+        copied(picked.template)
+    _write(file, text, values)
+    lanes = _lanes(roce)
+    _write(file, _edited(file, lanes), lanes)
+    what = chosen(None, None)
+    warn_of_hidden_keys(what.resolved, what.site, {})
     context.invoke(cluster_release.fetch_command, config=None, check=False, offline=offline)
     context.invoke(doctor.command, config=None, no_exchange=False)
+    click.echo("\nStart the world, see how it is, stop it:")
     for verb in ("up", "status", "down"):
-        click.echo(f"  dgpp cluster {verb} --config {shlex.quote(str(deployment))}")
+        click.echo(f"  dgpp cluster {verb} --config {shlex.quote(str(what.deployment))}")
     if start:
         context.invoke(cluster.up, config=None)
-
-
-def settings(given: Mapping[str, str], site: Site, ask: Ask | None) -> dict[str, str]:
-    """The site's keys that change, by name.
-
-    Args:
-        given: from the command line; not asked for.
-        ask: takes a question and the answer that is there; None asks nothing.
-
-    Raises:
-        ConfigError: there is no deployment, or not a host for each of its ranks.
-    """
-    there = {
-        "DGPP_CLUSTER_CONFIG": site.cluster_config, "DGPP_NODES": " ".join(site.nodes), "DGPP_SSH_USER": site.ssh_user,
-        "DGPP_HTTP_PORT": str(site.http_port), "DGPP_HTTP_BIND": site.http_bind,
-    }  # fmt: skip
-    questions = {
-        "DGPP_CLUSTER_CONFIG": "deployment file", "DGPP_NODES": "hosts in rank order, this one first",
-        "DGPP_SSH_USER": "login on the others (empty: yours)", "DGPP_HTTP_PORT": "port of the service",
-        "DGPP_HTTP_BIND": "address it listens on (0.0.0.0: reachable from elsewhere)",
-    }  # fmt: skip
-    asked = {} if ask is None else {key: ask(questions[key], there[key]) for key in questions if key not in given}
-    values = {key: value for key, value in {**asked, **given}.items() if value and value != there.get(key)}
-    final = {**there, **values}
-    if not final["DGPP_CLUSTER_CONFIG"]:
-        raise ConfigError("nothing says which deployment", where="the command line", expected="--config or --template")
-    world, hosts = read_deployment(Path(final["DGPP_CLUSTER_CONFIG"])).world_size, final["DGPP_NODES"].split()
-    if len(hosts) < world:
-        raise ConfigError("the deployment has more ranks than there are hosts", where="DGPP_NODES",
-                          found=" ".join(hosts), expected=f"{world} hosts", hint="name them with --nodes")  # fmt: skip
-    return values
-
-
-def _prompt(question: str, there: str) -> str:
-    answer: str = click.prompt(question, default=there, show_default=bool(there))
-    return answer.strip()
-
-
-def _deployment(config: Path | None, template: Path | None) -> Path | None:
-    """The deployment to use; a template is copied unless its copy is there already."""
-    if config is not None and template is not None:
-        raise ConfigError("--config and --template are two deployments", where="the command line", expected="one")
-    if template is not None:
-        return copied(template)
-    return None if config is None else config.absolute()
-
-
-def copied(template: Path) -> Path:
-    """The deployment ``NAME.json`` beside ``NAME.example.json``, made of it unless it is there.
-
-    Raises:
-        ConfigError: not a template, or one that is malformed.
-    """
-    if not template.name.endswith(EXAMPLE):
-        raise ConfigError("not a template", where="--template", found=template.name, expected=f"NAME{EXAMPLE}")
-    copy = template.with_name(template.name.removesuffix(EXAMPLE) + ".json").absolute()
-    read_deployment(template)
-    try:
-        with copy.open("x", encoding="utf-8") as file:
-            file.write(read_text(template, "template"))
-    except FileExistsError:
-        click.echo(f"{copy} is there already and is kept", err=True)
-    return copy
 
 
 def _site(file: Path) -> Site:
     return read_site(file if file.exists() else None, {key: v for key, v in os.environ.items() if key != ENV_FILE})
 
 
-def _write(file: Path, values: Mapping[str, str]) -> None:
+def _edited(file: Path, values: Mapping[str, str]) -> str:
+    """The site file's text with ``values``; nothing is written, so that a refusal leaves nothing behind."""
+    require_unexported(values, os.environ)
+    return edited(read_text(file, "site file") if file.exists() else "", values)
+
+
+def _write(file: Path, text: str, values: Mapping[str, str]) -> None:
     if not values:
         return
-    require_unexported(values, os.environ)
-    before = read_text(file, "site file") if file.exists() else ""
-    save(file, edited(before, values))
+    save(file, text)
     click.echo(f"{file}: {', '.join(values)}", err=True)
+
+
+def _prompt(question: str, there: str) -> str:
+    answer: str = click.prompt(question, default=there, show_default=bool(there))
+    return answer.strip()
 
 
 def _lanes(roce: str) -> dict[str, str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dgpp_core.api.errors import ConfigError
-from dgpp_core.cli.setup import copied, settings
+from dgpp_core.cli.main import cli
+from dgpp_core.cli.questions import copied, pick, settings
 from dgpp_core.config.envfile import parse_env
 from dgpp_core.config.rules import RULES
 from dgpp_core.config.site import Site, read_site
@@ -83,15 +86,63 @@ def test_only_what_is_not_given_is_asked_and_only_what_changes_is_written(tmp_pa
         asked.append(question)
         return answers.get(question, there)
 
-    found = settings({"DGPP_CLUSTER_CONFIG": str(tmp_path / "d.json")}, Site(), ask)
+    picked = pick(tmp_path / "d.json", None, Site(), ask)
+    found = settings({}, picked, Site(), ask)
     assert found == {
         "DGPP_CLUSTER_CONFIG": str(tmp_path / "d.json"), "DGPP_NODES": "a b", "DGPP_HTTP_PORT": "18081",
     }  # fmt: skip
     assert "deployment file" not in asked
     with pytest.raises(ConfigError, match="more ranks than there are hosts"):
-        settings({"DGPP_CLUSTER_CONFIG": str(tmp_path / "d.json")}, Site(), None)
+        settings({}, picked, Site(), None)
     with pytest.raises(ConfigError, match="nothing says which deployment"):
-        settings({}, Site(), None)
+        pick(None, None, Site(), None)
+
+
+def test_what_the_deployment_goes_before_is_not_asked_and_refused_where_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text('{"model": "some/model", "world_size": 1, "http": {"port": 18080}}')
+    asked: list[str] = []
+
+    def ask(question: str, there: str) -> str:
+        asked.append(question)
+        return there
+
+    picked = pick(tmp_path / "d.json", None, Site(), ask)
+    settings({}, picked, Site(), ask)
+    assert "port of the service" not in asked
+    assert any(question.startswith("address it listens on") for question in asked)
+    assert settings({"DGPP_HTTP_PORT": "18080"}, picked, Site(), None)
+    with pytest.raises(ConfigError, match="--http-port cannot act") as caught:
+        settings({"DGPP_HTTP_PORT": "18099"}, picked, Site(), None)
+    assert caught.value.found == "18080, and --http-port 18099"
+
+
+def test_a_name_that_cannot_be_read_is_asked_again_and_templates_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy/a.example.json").write_text('{"model": "some/model", "world_size": 2}')
+    answers = iter(["glm47", "deploy/none.example.json", "deploy/a.example.json"])
+    picked = pick(None, None, Site(), lambda question, there: next(answers))
+    assert (picked.path, picked.template) == (str(tmp_path / "deploy/a.json"), Path("deploy/a.example.json"))
+    said = capsys.readouterr()
+    assert "  deploy/a.example.json\n" in said.out
+    assert f"{tmp_path}/glm47" in said.err
+    assert "deploy/none.example.json" in said.err
+    assert not (tmp_path / "deploy/a.json").exists()
+
+
+def test_a_refusal_leaves_no_copy_and_no_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("DGPP_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "a.example.json").write_text('{"model": "some/model", "world_size": 2}')
+    done = CliRunner().invoke(cli, ["setup"])
+    assert (done.exit_code, "no terminal: use --yes" in done.stderr) == (2, True)
+    for more in ((), ("--nodes", "a b", "--http-bind", "nowhere")):
+        done = CliRunner().invoke(cli, ["setup", "--yes", "--template", "a.example.json", *more])
+        assert done.exit_code == 2, done.stderr
+        assert [entry.name for entry in tmp_path.iterdir()] == ["a.example.json"]
 
 
 def device(name: str, state: str = "4: ACTIVE") -> RdmaDevice:
