@@ -10,7 +10,7 @@ from dgpp_core.api.spec import ModelSpec
 from dgpp_core.checkpoint.config_json import CONFIG
 from dgpp_core.checkpoint.headers import INDEX, SINGLE, read_headers
 from dgpp_core.checkpoint.hub import download, from_cache
-from dgpp_core.checkpoint.package import converted_folder, from_package
+from dgpp_core.checkpoint.package import converted_folder, from_package, packaged_file
 from dgpp_core.checkpoint.progress import Progress
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -48,8 +48,8 @@ def locate(
             expected="an existing folder, or ORG/NAME",
         )
     tried: list[str] = []
-    if source is None and spec.package is not None and (folder := converted_folder(spec, cache)).is_dir():
-        return folder
+    if source is None and (converted := _converted(spec, cache)) is not None:
+        return converted
     repository = source or spec.repository
     if (found := from_cache(repository, hub)) is not None:
         if (problem := incomplete(found)) is None:
@@ -75,6 +75,41 @@ def locate(
         found=" | ".join(tried),
         hint=_advice(spec if source is None else None),
     )
+
+
+def present(spec: ModelSpec, source: str | None, *, cache: Path, hub: Path | None) -> Path | None:
+    """The folder that `locate` would take without fetching or converting anything; it may be incomplete where
+    nothing else but the hub would be left.
+
+    Args:
+        source, cache, hub: as of `locate`.
+    """
+    if source is not None and (folder := Path(source).expanduser()).is_dir():
+        return folder
+    if source is not None and not _REPOSITORY.fullmatch(source):
+        return None
+    if source is None and (converted := _converted(spec, cache)) is not None:
+        return converted
+    found = from_cache(source or spec.repository, hub)
+    if found is not None and incomplete(found) and packaged(spec, source):
+        return None
+    return found
+
+
+def packaged(spec: ModelSpec, source: str | None) -> bool:
+    """Whether `locate` can make the checkpoint of an installed package."""
+    if source is not None or spec.package is None:
+        return False
+    try:
+        packaged_file(spec.package)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _converted(spec: ModelSpec, cache: Path) -> Path | None:
+    folder = converted_folder(spec, cache)
+    return folder if spec.package is not None and folder.is_dir() else None
 
 
 def incomplete(folder: Path) -> str | None:

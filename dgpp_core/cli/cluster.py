@@ -114,7 +114,7 @@ def status_command(config: Path | None, log_dir: str | None, everything: bool, a
 
 def _print_status(found: list[Status]) -> None:
     if not found:
-        click.echo("nothing runs")
+        click.echo("nothing runs; start a world with `dgpp cluster up`")
     for seen in found:
         click.echo(f"{seen.deployment}, epoch {seen.epoch}, {seen.url}: {seen.health}")
         rows = [(str(rank.rank), rank.node, rank.state, str(rank.pid), rank.last[:160]) for rank in seen.ranks]

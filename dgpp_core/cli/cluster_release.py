@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from dgpp_core.cli.cluster_options import chosen, cluster_options, examples, outside
-from dgpp_core.cli.command import GuardedCommand, json_option, print_json, print_table
+from dgpp_core.cli.command import GuardedCommand, count, json_option, print_json, print_table
 from dgpp_core.config.site import Site, read_site
 from dgpp_core.launch.agent import processes
 from dgpp_core.launch.nodes import Node, call, each
@@ -100,10 +100,10 @@ def fetch_command(config: Path | None, log_dir: str | None, check: bool, offline
     }
     if not check:
         weights.sync(nodes[1:], folder, lambda node: targets[node.name], around.say)
-        click.echo(f"{folder}: on {len(nodes)} hosts")
+        click.echo(f"{folder}: on {count(len(nodes), 'host')}")
         return
     differing = weights.verify(nodes[1:], folder, lambda node: targets[node.name])
-    click.echo("\n".join(differing) or f"{folder}: the same on {len(nodes)} hosts")
+    click.echo("\n".join(differing) or f"{folder}: the same on {count(len(nodes), 'host')}")
     if differing:
         click.get_current_context().exit(1)
 

@@ -91,6 +91,11 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
+def count(number: int, noun: str) -> str:
+    """``1 host``, ``2 hosts``."""
+    return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Rows in aligned columns, cut off nowhere, so that they can be piped."""
     lines = [list(head), *map(list, rows)]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
 from dgpp_core.api.errors import DgppError
 from dgpp_core.cli.cluster_options import Chosen, chosen, cluster_options, outside, site_alone
-from dgpp_core.cli.command import GuardedCommand, json_option, print_json
+from dgpp_core.cli.command import GuardedCommand, count, json_option, print_json
 from dgpp_core.config.site import read_site
 from dgpp_core.launch.checks import Check, judge
 from dgpp_core.launch.doctor import exchange, look, wanted_of
@@ -37,11 +39,13 @@ def command(config: Path | None, log_dir: str | None, release: str | None, no_ex
     named = config is not None or bool(read_site(None, os.environ).cluster_config)
     what, around = chosen(config, log_dir) if named else site_alone(log_dir), outside()
     resolved = what.resolved
-    checkpoint, memory = _needs(what) if named else ("", 0)
+    needs = _needs(what) if named else Needs(unknown=(_without(resolved.nodes[0]),))
     nodes = around.nodes(resolved.nodes, resolved.ssh_user, what.site.ssh_config)
     program = choose_program(what.site, resolved, release)
-    seen = look(nodes, resolved.nodes, what.places, resolved, program, _on_each(what, checkpoint), around)
-    checks = judge(seen, wanted_of(what.site, resolved, memory))
+    on_each = _on_each(what, needs.checkpoint)
+    seen = look(nodes, resolved.nodes, what.places, resolved, program, on_each, around)
+    wanted = wanted_of(what.site, resolved, needs.memory, dict(zip(resolved.nodes, on_each, strict=True)))
+    checks = [*needs.unknown, *judge(seen, wanted)]
     if len(nodes) > 1 and not no_exchange:
         checks += exchange(nodes, seen, what.site, resolved, program, around)
     if as_json:
@@ -60,27 +64,63 @@ def _print(checks: Sequence[Check]) -> None:
         click.echo(f"{words[check.level]:5}  {check.node:{wide}}  {check.what:{what}}  {check.found}{expected}")
         if check.next:
             click.echo(f"       expected: {check.expected}\n       next step: {check.next}")
-    faults, warnings = (sum(check.level == level for check in checks) for level in ("fault", "warning"))
-    click.echo(f"{faults} faults, {warnings} warnings")
+    click.echo(", ".join(count(sum(c.level == level for c in checks), level) for level in ("fault", "warning")))
 
 
-def _needs(what: Chosen) -> tuple[str, int]:
-    """Where the deployment's checkpoint is on this host, and how many bytes a rank will need, as far as is known."""
-    from dgpp_core.cli.serving import checkpoint_folder, choose, plan_of
+def _without(node: str) -> Check:
+    return Check(
+        node=node, what="deployment", level="warning", found="none is named: checkpoint and memory are not looked at",
+        expected="one", next="name it with --config, or run `dgpp setup`",
+    )  # fmt: skip
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the deployment needs of the hosts, as far as is known.
+
+    Attributes:
+        checkpoint: its folder on this host; empty where there is none to look at.
+        memory: bytes of one rank; 0 where it is not known.
+        unknown: a check for each of them that cannot be looked at.
+    """
+
+    checkpoint: str = ""
+    memory: int = 0
+    unknown: tuple[Check, ...] = ()
+
+
+def _needs(what: Chosen) -> Needs:
+    from dgpp_core.checkpoint.locate import packaged, present
+    from dgpp_core.cli.serving import choose, converted_cache, plan_of
     from dgpp_core.host.loading import load_plugins
 
+    node, unknown = what.resolved.nodes[0], []
     try:
         model = choose(load_plugins(environ=os.environ), os.environ, plugin=None, config=what.deployment,
                        checkpoint=None)  # fmt: skip
-        folder = str(checkpoint_folder(model.source or model.model.spec.repository, model.hub))
     except DgppError as error:
-        click.echo(f"warning: {error.line()}", err=True)
-        return "", 0
+        return Needs(unknown=(_unknown(node, "checkpoint", error), _unknown(node, "memory plan", error)))
+    spec = model.model.spec
+    folder = present(spec, model.source, cache=converted_cache(os.environ), hub=model.hub)
+    if folder is None:
+        fetch = f"dgpp cluster fetch --config {shlex.quote(str(what.deployment))}"
+        if packaged(spec, model.source):
+            found, expected = "in an installed package, not converted yet", "converted, which the first start does too"
+        else:
+            found, expected = f"{model.source or spec.repository} is not here", "complete"
+        unknown.append(Check(node=node, what="checkpoint", level="warning", found=found, expected=expected, next=fetch))
     try:
-        return folder, plan_of(model, 1 << 60).total
+        memory = plan_of(model, 1 << 60).total
     except DgppError as error:
-        click.echo(f"warning: how much memory is needed is not known: {error.line()}", err=True)
-        return folder, 0
+        memory = 0
+        unknown.append(_unknown(node, "memory plan", error))
+    return Needs(checkpoint=str(folder or ""), memory=memory, unknown=tuple(unknown))
+
+
+def _unknown(node: str, what: str, error: DgppError) -> Check:
+    return Check(
+        node=node, what=what, level="warning", found=f"not looked at: {error.line()}", expected="known",
+        next=error.hint or "mend what is named above",
+    )  # fmt: skip
 
 
 def _on_each(what: Chosen, checkpoint: str) -> list[str]:

@@ -125,7 +125,7 @@ def checkpoint_folder(source: str, hub: Path | None) -> Path:
         raise CheckpointError(
             "the checkpoint is neither a folder nor in the Hugging Face cache",
             where=source,
-            hint="name the model with --plugin, or fetch the checkpoint first",
+            hint="fetch it first (`hf download ORG/NAME`) or name its folder; serve and plan also take --plugin",
         )
     return found
 
@@ -214,6 +214,11 @@ def _available(kind: DeviceKind) -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
+def converted_cache(environ: Mapping[str, str]) -> Path:
+    """Where converted checkpoints are kept."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgpp" / "checkpoints"
+
+
 def find_checkpoint(chosen: Chosen, environ: Mapping[str, str], offline: bool) -> Path:
     """The folder of a complete checkpoint, fetched or converted if need be, with progress on stderr."""
     from rich.console import Console
@@ -222,12 +227,11 @@ def find_checkpoint(chosen: Chosen, environ: Mapping[str, str], offline: bool) -
     from dgpp_core.scheduler.messages import Loading
     from dgpp_core.server.progress import LoadingDisplay
 
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgpp" / "checkpoints"
     with LoadingDisplay(Console(stderr=True)) as display:
         return locate(
             chosen.model.spec,
             chosen.source,
-            cache=cache,
+            cache=converted_cache(environ),
             offline=offline,
             report=lambda stage, done, total: display.show(Loading(stage, done, total)),
             hub=chosen.hub,

@@ -58,6 +58,8 @@ def command(
         if start or template:
             raise ConfigError("--check changes and starts nothing", where="the command line", expected="--check alone")
         context.invoke(doctor.command, config=config)
+        if config is None and not read_site(None, os.environ).cluster_config:
+            return  # the doctor has said that none is named
         context.invoke(cluster_release.fetch_command, config=config, check=True, offline=True)
         return
     if not (yes or sys.stdin.isatty()):

@@ -38,11 +38,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What the nodes are to be fit for.
 
     Attributes:
+        checkpoints: by node, the folder that was looked at; empty for none.
         memory: bytes that a rank needs; 0 where it is not known.
         devices, gid_indices: RDMA devices, by node, as the site names them; none takes all active ones.
         rdma: whether there has to be RDMA.
     """
 
+    checkpoints: dict[str, str] = {}
     memory: int = 0
     devices: dict[str, tuple[str, ...]] = {}
     gid_indices: dict[str, tuple[int, ...]] = {}
@@ -74,7 +76,7 @@ def _parts(seen: Seen, wanted: Wanted) -> Iterator[Parts]:
         yield "reach", False, seen.problem, "a login without a password, python3 3.9 or newer", seen.hint, "fault"
         return
     yield "reach", True, f"{facts.system}, Python {facts.python}", "", "", "ok"
-    yield from _programs(facts)
+    yield from _programs(facts, wanted.checkpoints.get(seen.node, ""))
     yield from _memory(facts, wanted.memory)
     yield from _folders(facts)
     yield from _network(facts)
@@ -83,13 +85,14 @@ def _parts(seen: Seen, wanted: Wanted) -> Iterator[Parts]:
     yield from _rdma(seen.node, facts, wanted)
 
 
-def _programs(facts: Facts) -> Iterator[Parts]:
+def _programs(facts: Facts, checkpoint: str) -> Iterator[Parts]:
     software = facts.program
     told = f"dgpp {software.dgpp_core}, torch {software.libraries.get('torch')}, Python {software.python}"
     hint = "install it for DGPP_PYTHON, or run `dgpp cluster install`"
     yield "software", not software.problem, software.problem or told, "dgpp runs", hint, "fault"
-    if facts.checkpoint:
-        yield "checkpoint", False, facts.checkpoint, "complete", "dgpp cluster fetch", "fault"
+    if facts.checkpoint or checkpoint:
+        found = facts.checkpoint or checkpoint
+        yield "checkpoint", not facts.checkpoint, found, "complete", "dgpp cluster fetch", "fault"
 
 
 def _folders(facts: Facts) -> Iterator[Parts]:
@@ -148,7 +151,8 @@ def _rdma(node: str, facts: Facts, wanted: Wanted) -> Iterator[Parts]:
     if not facts.rdma:
         needed = wanted.rdma or bool(named)
         hint = "load the driver, or leave DGPP_ROCE_DEVICES empty"
-        yield "RDMA", not needed, "no RDMA device", "one" if needed else "", hint, "fault"
+        found = "no RDMA device" if needed else "no RDMA device, and none is asked for"
+        yield "RDMA", not needed, found, "one" if needed else "", hint, "fault"
         return
     chosen = list(named) or [device.name for device in facts.rdma if device.active]
     if not chosen:

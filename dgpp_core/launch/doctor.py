@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -52,15 +52,23 @@ def look(
     return each(range(len(nodes)), one)
 
 
-def wanted_of(site: Site, resolved: Resolved, memory: int) -> Wanted:
-    """What the site names, by node."""
+def wanted_of(site: Site, resolved: Resolved, memory: int, checkpoints: Mapping[str, str] | None = None) -> Wanted:
+    """What the site names, by node.
+
+    Args:
+        checkpoints: as of `Wanted`.
+    """
     devices = {name: tuple(env.get("DGPP_ROCE_DEVICES", "").split()) for name, env in _by_node(resolved)}
     indices = {
         name: tuple(int(word) for word in env.get("DGPP_ROCE_GID_INDICES", "").split())
         for name, env in _by_node(resolved)
     }
     return Wanted(
-        memory=memory, devices=devices, gid_indices=indices, rdma=site.bus == "verbs" or bool(site.roce_devices)
+        checkpoints=dict(checkpoints or {}),
+        memory=memory,
+        devices=devices,
+        gid_indices=indices,
+        rdma=site.bus == "verbs" or bool(site.roce_devices),
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from dgpp_core.api import BindingTable, CheckpointError, ModelSpec, PackagedCheckpoint
 from dgpp_core.checkpoint import package as package_module
 from dgpp_core.checkpoint.hub import download, from_cache
-from dgpp_core.checkpoint.locate import incomplete, locate
+from dgpp_core.checkpoint.locate import incomplete, locate, present
 from dgpp_core.checkpoint.package import from_package, packaged_file
 from dgpp_core.checkpoint.progress import Progress, silent
 from dgpp_core.checkpoint.synth import synthesise
@@ -64,6 +64,20 @@ def test_an_explicit_folder_is_taken_and_a_wrong_one_is_named(
     with pytest.raises(CheckpointError, match="neither a folder nor a repository") as caught:
         find(spec, str(tmp_path / "nowhere"), tmp_path, hub)
     assert caught.value.where == str(tmp_path / "nowhere")
+
+
+def test_what_is_present_is_what_would_be_taken(spec: ModelSpec, whole: Path, tmp_path: Path, hub: Path) -> None:
+    def seen(of: ModelSpec, source: str | None) -> Path | None:
+        return present(of, source, cache=tmp_path / "cache", hub=hub)
+
+    assert seen(spec, str(whole)) == whole
+    assert seen(spec, str(tmp_path / "none")) is None
+    assert seen(spec, None) is None
+    snapshot = cached(hub, spec.repository, whole)
+    assert seen(spec, None) == find(spec, None, tmp_path, hub) == snapshot
+    (tmp_path / "cache" / f"{spec.name}-1.2").mkdir(parents=True)
+    assert seen(packaged(spec), None) == find(packaged(spec), None, tmp_path, hub) != snapshot
+    assert seen(packaged(spec), spec.repository) == snapshot
 
 
 def test_the_hub_cache_serves_the_models_own_and_a_named_repository(

@@ -57,7 +57,7 @@ def test_two_hosts_from_up_to_down_with_a_rank_lost_between(cluster: Callable[[i
         assert [two.processes(host) for host in range(2)] == [[], []]
     log = next((two.folder / "log").rglob("rank-0.epoch-2.log")).read_text()
     assert "2 ranks took the same" in log, "it ended in order"
-    assert two.dgpp("cluster", "status").stdout == "nothing runs\n"
+    assert two.dgpp("cluster", "status").stdout.startswith("nothing runs; ")
 
 
 def test_four_hosts_serve_and_are_stopped_although_a_rank_hangs(cluster: Callable[[int], Cluster], glm: Path) -> None:

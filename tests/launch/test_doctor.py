@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -12,10 +13,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from torch import Tensor
 
 from dgpp_core.api import EngineError
 from dgpp_core.bus.loopback import LoopbackBus, LoopbackWorld
+from dgpp_core.checkpoint.package import converted_folder
+from dgpp_core.cli.main import cli
+from dgpp_core.host.loading import load_plugins
 from dgpp_core.launch.agent import inspect_node
 from dgpp_core.launch.checks import GIB, Check, Wanted, judge
 from dgpp_core.launch.doctor import timings
@@ -139,6 +144,41 @@ def test_software_that_does_not_run_and_a_checkpoint_with_a_hole_are_told(root: 
     (root / "m/model-1.safetensors").touch()
     check = judged(facts(root, checkpoint=str(root / "m")))["checkpoint"]
     assert (check.level, check.found) == ("fault", "1 of 2 files are missing: model-2.safetensors")
+    (root / "m/model-2.safetensors").touch()
+    whole = judged(facts(root, checkpoint=str(root / "m")), Wanted(checkpoints={"a": "m"}))["checkpoint"]
+    assert (whole.level, whole.found) == ("ok", "m")
+
+
+def test_a_deployment_is_looked_for_where_serve_looks_and_what_is_not_known_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("DGPP_")]:
+        monkeypatch.delenv(name)
+    for name in ("XDG_CACHE_HOME", "HF_HUB_CACHE", "DGPP_LOG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+    def told(*line: str) -> tuple[dict[str, dict[str, str]], str]:
+        rows = CliRunner().invoke(cli, ["doctor", *line, "--json"])
+        said = CliRunner().invoke(cli, ["doctor", *line])
+        assert (rows.exit_code, said.exit_code, said.stderr) == (0, 0, ""), rows.stderr + said.stderr
+        return {row["what"]: row for row in json.loads(rows.stdout)}, said.stdout.splitlines()[-1]
+
+    rows, last = told()
+    assert (rows["deployment"]["level"], last) == ("warning", "0 faults, 1 warning")
+    spec = load_plugins(environ=os.environ).model("smollm2").spec
+    (tmp_path / "d.json").write_text(json.dumps({"model": spec.repository, "world_size": 1}))
+    rows, last = told("--config", "d.json")
+    assert (rows["checkpoint"]["level"], last) == ("warning", "0 faults, 1 warning")
+    assert rows["checkpoint"]["next"] == f"dgpp cluster fetch --config {tmp_path}/d.json"
+    assert rows["memory"]["expected"].startswith("at least ")
+    folder = converted_folder(spec, tmp_path / "XDG_CACHE_HOME/dgpp/checkpoints")
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).touch()
+    rows, last = told("--config", "d.json")
+    assert (rows["checkpoint"]["level"], rows["checkpoint"]["found"]) == ("ok", str(folder))
+    assert last == "0 faults, 0 warnings"
 
 
 def test_a_port_that_is_taken_is_named(root: Path) -> None:
