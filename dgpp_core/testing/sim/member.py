@@ -184,7 +184,7 @@ class MemberProcess(RankProcess):
         self.at("compiler", self.random.uniform(0, COMPILE_S), compiled)
 
     def _compile_here(self, grammar: Grammar) -> None:
-        raise NotImplementedError(f"a follower compiles {grammar} when rank 0 says so")
+        raise AssertionError(f"a follower compiles {grammar} when rank 0 says so")
 
 
 def other_terms() -> Terms:
