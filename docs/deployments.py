@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from dgpp_core.api import ConfigError
+from dgpp_core.api import PlanError
 from dgpp_core.cli.serving import choose, plan_of
 from dgpp_core.engine.plan import Plan
 from dgpp_core.host.loading import PluginHost, load_plugins
@@ -59,7 +59,7 @@ def planned(file: Path, host: PluginHost, world: int | None = None) -> Planned:
     name = file.name.removeprefix("cluster_").removesuffix(".example.json")
     try:
         plan = plan_of(chosen, SPARK_BYTES)
-    except ConfigError as error:
+    except PlanError as error:
         return Planned(name, ranks, engine.max_concurrency, engine.kv_capacity, None, error.what)
     return Planned(name, ranks, engine.max_concurrency, engine.kv_capacity, plan)
 

@@ -57,7 +57,7 @@ class PluginError(DgppError):
 
 
 class PlanError(DgppError):
-    """The memory plan does not fit the device."""
+    """The memory plan does not fit the device, or the model cannot be divided among so many ranks."""
 
 
 class LaunchError(DgppError):

@@ -15,7 +15,7 @@ from dgpp_core.api.state import for_device
 from dgpp_core.checkpoint.config_json import CONFIG, read_config, read_model_config, read_processor
 from dgpp_core.config.fabric import Fabric
 from dgpp_core.config.resolve import LOCAL, Resolved, default_deployment, hidden_keys, resolve
-from dgpp_core.config.settings import read_deployment, without_effect
+from dgpp_core.config.settings import EngineSettings, read_deployment, without_effect
 from dgpp_core.config.site import Site, read_site
 from dgpp_core.host.loading import LoadedModel, PluginHost
 
@@ -255,19 +255,23 @@ def serve_options(
 
     Raises:
         ConfigError: config.json is wrong.
+        PlanError, CheckpointError: the ranks cannot divide the model.
     """
     from dgpp_core.server.options import ServeOptions
 
     resolved, model = chosen.resolved, chosen.model
     settings = resolved.engine
+    config = _config_in(folder, model)
+    if world is not None:
+        require_divisible(model, config, world.size, settings)
     return ServeOptions(
         model=model.spec.name,
         served_id=resolved.served_name,
         checkpoint=str(folder),
         settings=msgspec.json.encode(settings),
         dialect=model.dialect(),
-        vision=model.vision(_config_in(folder, model), read_processor(folder)),
-        config_eos=_config_in(folder, model).eos_ids,
+        vision=model.vision(config, read_processor(folder)),
+        config_eos=config.eos_ids,
         slots=settings.max_concurrency,
         queue_limit=settings.queue_limit,
         max_connections=settings.max_connections,
@@ -283,6 +287,19 @@ def serve_options(
         seed=seed,
         world=world,
     )
+
+
+def require_divisible(model: LoadedModel, config: ModelConfig, world: int, settings: EngineSettings) -> None:
+    """Refuse a world that the model's state or tensors cannot be divided among, before any rank is started.
+
+    Raises:
+        PlanError, CheckpointError: as each rank would.
+    """
+    from dgpp_core.checkpoint.cuts import cut_shape
+
+    model.groups(config, world, msgspec.to_builtins(settings))
+    for binding in model.bindings(config).tensors:
+        cut_shape(binding, world)
 
 
 def log_folder(resolved: Resolved) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import pluggy
 
 from dgpp_core.api.bindings import BindingTable
-from dgpp_core.api.errors import ConfigError, DgppError
+from dgpp_core.api.errors import ConfigError, DgppError, PlanError
 from dgpp_core.api.model import Drafter, Model, Shard
 from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PlanTerm
 from dgpp_core.api.state import StateGroup
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import click
 
 T = TypeVar("T")
+MOST_RANKS = 64
+"""As many as `dgpp rank` knows."""
 
 
 class PluginHooks:
@@ -170,14 +172,13 @@ class LoadedModel:
             settings: of the engine; by default nothing is set.
 
         Raises:
-            ConfigError: ``world`` ranks cannot divide them; the model has one form of its cache and another is set, or
-                keeps nothing whose blocks ranks can divide.
+            PlanError: ``world`` ranks cannot divide them; names the numbers of ranks that can.
+            ConfigError: the model has one form of its cache and another is set, or keeps nothing whose blocks ranks
+                can divide.
         """
         settings = settings or {}
         plain = {name: value for name, value in settings.items() if name != "kv_dtype"}
-        groups = self._groups(config, world, settings)
-        if world > 1:
-            require_shares(self._groups(config, 1, settings), groups, world)
+        groups = self._shares(config, world, settings)
         if (kv_dtype := settings.get("kv_dtype", "bf16")) != "bf16" and groups == self._groups(config, world, plain):
             raise ConfigError(
                 f"{self.spec.name} keeps its cache in one form",
@@ -187,6 +188,38 @@ class LoadedModel:
             )
         require_divided(self.spec.name, groups, world, int(settings.get("decode_context_parallel", 1)))
         return groups
+
+    def _shares(self, config: ModelConfig, world: int, settings: Mapping[str, Any]) -> tuple[StateGroup, ...]:
+        try:
+            return self._divided(config, world, settings)
+        except ConfigError as error:
+            if not error.where.startswith("world_size"):
+                raise
+            refused = error
+        raise PlanError(
+            refused.what, where=refused.where, found=refused.found, expected=self._worlds(config, settings),
+            hint="choose such a world_size, or --world",
+        )  # fmt: skip
+
+    def _divided(self, config: ModelConfig, world: int, settings: Mapping[str, Any]) -> tuple[StateGroup, ...]:
+        groups = self._groups(config, world, settings)
+        if world > 1:
+            require_shares(self._groups(config, 1, settings), groups, world)
+        return groups
+
+    def _worlds(self, config: ModelConfig, settings: Mapping[str, Any]) -> str:
+        """The numbers of ranks that can divide state and tensors, found by trying each."""
+        sizes = {binding.shape[binding.cut] for binding in self.bindings(config).tensors if binding.cut is not None}
+
+        def would_do(world: int) -> bool:
+            try:
+                self._divided(config, world, settings)
+            except DgppError:
+                return False
+            return not any(size % world for size in sizes)
+
+        found = [str(world) for world in range(1, MOST_RANKS + 1) if would_do(world)]
+        return f"a number of ranks that divides the model: {', '.join(found)}"
 
     def _groups(self, config: ModelConfig, world: int, settings: Mapping[str, Any]) -> tuple[StateGroup, ...]:
         found = self.hooks.call("dgpp_groups", spec=self.spec, config=config, world=world, settings=settings)

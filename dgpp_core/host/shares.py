@@ -54,4 +54,4 @@ def _kept(group: StateGroup) -> tuple[int, ...]:
 def _described(group: StateGroup) -> str:
     if isinstance(group, RecurrentGroup):
         return f"a state of {list(group.shape)}"
-    return f"{group.heads} heads of width {group.width}"
+    return f"{group.heads} head{'s' if group.heads != 1 else ''} of width {group.width}"

@@ -187,6 +187,18 @@ def test_every_setting_that_acts_has_an_option() -> None:
     assert {*CAPACITY, *SERVICE} == {*EngineSettings.__struct_fields__} - without
 
 
+def test_a_world_that_the_model_cannot_be_divided_among_is_refused_once_before_a_rank_starts(
+    toy: LoadedModel, toy_checkpoint: Path
+) -> None:
+    for line in (["plan"], ["serve", "--checkpoint", str(toy_checkpoint), "--port", "1"]):
+        done = run(*line, "--plugin", "toy", "--world", "7")
+        assert done.exit_code == 1, done.stderr
+        assert done.stderr.count("cannot be divided among 7 ranks") == 1
+        assert "7" not in done.stderr.partition("divides the model: ")[2]
+        assert "waiting" not in done.stderr
+        assert "start" not in done.stderr
+
+
 def test_switches_turn_off() -> None:
     engine = resolved("--plugin", "smollm2", "--no-mtp", "--no-prefix-cache")["engine"]
     assert (engine["mtp"], engine["prefix_cache_gib"]) == (False, 0.0)

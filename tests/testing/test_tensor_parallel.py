@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from dgpp_core.api import CheckpointError, ConfigError, DgppError, EngineError
+from dgpp_core.api import CheckpointError, DgppError, EngineError, PlanError
 from dgpp_core.bus.loopback import LoopbackWorld
 from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.config.settings import EngineSettings
@@ -117,7 +117,7 @@ def test_ranks_that_compute_something_else_are_caught_in_that_tick(four: LoadedM
 @pytest.mark.parametrize(
     ("field", "size", "kind", "named"),
     [
-        ("num_key_value_heads", 2, ConfigError, "2 heads of width 16 in all, 0 heads of width 16 a rank"),
+        ("num_key_value_heads", 2, PlanError, "2 heads of width 16 in all, 0 heads of width 16 a rank"),
         ("intermediate_size", 98, CheckpointError, "98"),
     ],
 )
@@ -128,6 +128,8 @@ def test_a_model_that_does_not_divide_is_refused_before_loading(
     with pytest.raises(kind, match="among 4 ranks") as refused:
         prepare(four, folder, SETTINGS, world=4)
     assert refused.value.found == named
+    if kind is PlanError:
+        assert refused.value.expected == "a number of ranks that divides the model: 1, 2"
     assert prepare(four, folder, SETTINGS, world=2).world == 2
 
 
