@@ -145,6 +145,20 @@ def test_a_refusal_leaves_no_copy_and_no_site_file(tmp_path: Path, monkeypatch: 
         assert [entry.name for entry in tmp_path.iterdir()] == ["a.example.json"]
 
 
+def test_a_look_without_a_deployment_says_so_first_and_ends_as_the_doctor_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("DGPP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DGPP_LOG_DIR", str(tmp_path / "log"))
+    done = CliRunner().invoke(cli, ["setup", "--check"])
+    lines = done.stdout.splitlines()
+    assert "none is named" in lines[0]
+    assert lines[0].startswith("WARN ")
+    assert (done.exit_code, lines[-1].partition(",")[0], done.stderr) == (0, "0 faults", "")
+
+
 def device(name: str, state: str = "4: ACTIVE") -> RdmaDevice:
     return RdmaDevice(name=name, state=state, layer="Ethernet", rate="200 Gb/sec", gids=(), mtu=9000)
 
