@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from dgpp_core.testing.sim.timeline import Call, LocalClock, Timeline
 
@@ -50,20 +51,23 @@ class Process:
         self.paused = True
 
     def resume(self) -> None:
-        """Go on; each thread makes up for what it missed."""
+        """Go on; each thread makes up for what it missed before it takes what comes."""
         self.paused = False
-        late, self._late = self._late, {}
-        for thread, calls in late.items():
-            delay = self.random.uniform(0, WAKE_S)
-            for call in calls:
-                self.at(thread, delay, call)
+        for thread in self._late:
+            self.timeline.after(self.random.uniform(0, WAKE_S), partial(self._wake, thread))
 
     def exit(self) -> None:
         """Be gone."""
         self.alive = False
 
+    def _wake(self, thread: str) -> None:
+        while self.alive and not self.paused and self._late.get(thread):
+            self._late[thread].pop(0)()
+        if not self.paused:
+            self._late.pop(thread, None)
+
     def _run(self, thread: str, call: Call) -> None:
-        if self.alive and self.paused:
+        if self.alive and (self.paused or thread in self._late):
             self._late.setdefault(thread, []).append(call)
         elif self.alive:
             call()
