@@ -116,9 +116,9 @@ def test_a_rank_that_insists_on_other_settings_is_refused(
 
 
 def test_a_rank_that_does_not_come_is_named(glm: Path, environ: Mapping[str, str], tmp_path: Path) -> None:
-    arguments = ("--plugin=glm47", f"--checkpoint={glm}", "--world=3", "--rendezvous-timeout-ms=300")
+    arguments = ("--plugin=glm47", f"--checkpoint={glm}", "--world=4", "--rendezvous-timeout-ms=300")
     with waiting(tmp_path, environ, *arguments) as leader:
         log = leader.log()
         assert leader.process.returncode == 2
-    assert "rank 1, rank 2 of 3 did not come within 0.3 s" in log
+    assert "rank 1, rank 2, rank 3 of 4 did not come within 0.3 s" in log
     assert os.listdir(tmp_path) == ["rank-0.epoch-7.txt"]
