@@ -43,8 +43,8 @@ class RandomWeights:
         for binding in table.tensors:
             part = structs.replace(binding, shape=cut_shape(binding, world))
             self._waiting.setdefault(binding.target, []).append(part)
-            name = binding.name if binding.cut is None else f"{binding.name} of rank {rank}"
-            self._numbers[binding.name] = crc32((binding.name if world == 1 else name).encode())
+            whole = world == 1 or binding.cut is None
+            self._numbers[binding.name] = crc32((binding.name if whole else f"{binding.name} of rank {rank}").encode())
         self._originals: dict[tuple[str, tuple[int, ...]], dict[str, Tensor]] = {}
 
     def take(self, target: str) -> Tensor:
