@@ -133,7 +133,7 @@ class Deepseek41Drafter:
         ids = torch.cat((tokens.unsqueeze(1), noise), dim=1).flatten()
         at = (batch.positions.unsqueeze(1) + torch.arange(1, size + 1, device=tokens.device)).flatten()
         block = Block(batch, size, self.model.ropes.plain.at(at), state)
-        streams, pre = begun(F.embedding(ids, self.model.embed), config.hc_mult)
+        streams, pre = begun(self.model.embed[ids], config.hc_mult)
         for stage in self.stages:
             streams, pre = stage(streams, pre, block)
         return collapse(streams, pre).to(self.model.dtype)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.embedding import Embedding
 from dgpp_core.layers.feed_forward import FeedForward, Mixture
 from dgpp_core.layers.hyper_connections import Coefficients, HyperConnection, collapse, expand
 from dgpp_core.ops.experts import Experts
@@ -97,7 +97,7 @@ class Deepseek41Model:
     def __init__(self, config: Deepseek41Config, shard: Shard) -> None:
         self.config, self.bus, self.dtype = config, shard.bus, shard.dtype
         self.ropes = Ropes(config, shard.device)
-        self.embed = shard.weights.take("embed")
+        self.embed = Embedding.load(shard, "embed", config.vocab_size)
         self.classes = TokenClasses(config, shard)
         self.engrams, self.layers, self.attentions = dict[int, Engram](), list[Layer](), list[Attention]()
         for index in range(config.layers):
@@ -116,7 +116,7 @@ class Deepseek41Model:
         """
         config, split = self.config, self.config.split
         whole = Step(msgspec.structs.replace(batch, floors=()), state, self.ropes)
-        streams, pre = begun(F.embedding(batch.tokens, self.embed), config.hc_mult)
+        streams, pre = begun(self.embed[batch.tokens], config.hc_mult)
         streams, pre, _ = self._walk(range(split), streams, pre, whole)
         if not batch.floors:
             return self._finished(streams, pre, whole)

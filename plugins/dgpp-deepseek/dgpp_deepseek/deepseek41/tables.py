@@ -187,4 +187,4 @@ def bindings(c: Deepseek41Config) -> BindingTable:
         for home, experts in homes
         for part in ("gate_up", "down")
     )
-    return BindingTable(tuple(out), IGNORED, stacks=stacks, draft=("draft.*",))
+    return BindingTable(tuple(out), IGNORED, stacks=stacks, draft=("draft.*",), divisible=("embed",))
