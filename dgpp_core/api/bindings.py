@@ -35,6 +35,10 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
             order (fused query/key/value, gate/up, a layer's experts).
         role: how the parameter is used; decides its resident form and so its bytes in the memory plan.
         cut: the axis that tensor-parallel ranks divide, or None for a copy on every rank.
+        fused: along axis 0, where that is cut: the lengths of what the checkpoint has fused into one tensor (queries,
+            keys and values). Ranks divide each; a rank's parts are then below each other. Empty: it is one.
+        heads: into how many parts the cut axis may be divided, its key/value heads. Further ranks hold what their
+            neighbours hold: of two heads and four ranks the first two have the first head. 0: into one a rank.
         formats: the safetensors dtypes accepted for it, where it is stored ``dense``.
         init: how a random checkpoint fills it.
         storage: how the checkpoint stores it; a key of `dgpp_core.formats.storage.STORAGES`.
@@ -50,6 +54,8 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     role: Role = "linear"
     cut: int | None = None
+    fused: tuple[int, ...] = ()
+    heads: int = 0
     formats: tuple[str, ...] = ("F32", "BF16", "F16")
     init: Init = Init()
     storage: str = "dense"

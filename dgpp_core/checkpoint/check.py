@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from dgpp_core.api.bindings import Binding, BindingTable
 from dgpp_core.api.errors import CheckpointError
-from dgpp_core.checkpoint.cuts import cut_range
+from dgpp_core.checkpoint.cuts import cut_ranges
 from dgpp_core.checkpoint.headers import TensorEntry
 from dgpp_core.formats.storage import Part, parts
 
@@ -49,7 +49,7 @@ def check_bindings(table: BindingTable, entries: Mapping[str, TensorEntry], worl
         if part.name in entries and part.use != "ignored":
             _check_entry(part, entries[part.name])
     for binding in table.tensors:
-        cut_range(binding, 0, world)
+        cut_ranges(binding, 0, world)
     _check_half_precision(table, entries)
     _check_unknown(table, bound, entries)
 

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
+
 from dgpp_core.api.bindings import Binding
 from dgpp_core.api.errors import CheckpointError
 
 
-def cut_range(binding: Binding, rank: int, world: int) -> tuple[int, int]:
-    """First index and length of ``rank``'s part along the cut axis; along axis 0, all of it, where nothing is cut.
+def cut_ranges(binding: Binding, rank: int, world: int) -> tuple[tuple[int, int], ...]:
+    """First index and length along the cut axis of all that ``rank`` holds; without one, all of axis 0.
+
+    There is one range, or one of each part that the checkpoint has fused.
 
     Raises:
         CheckpointError: the axis cannot be divided among ``world`` ranks.
     """
     if binding.cut is None:
-        return 0, binding.shape[0] if binding.shape else 1
-    size = binding.shape[binding.cut]
-    if size % world:
-        raise CheckpointError(
-            f"the tensor {binding.name} cannot be divided among {world} ranks",
-            where=f"axis {binding.cut} of {list(binding.shape)}",
-            found=str(size),
-            expected=f"a multiple of {world}",
-            hint="choose another world_size",
-        )
-    return rank * (size // world), size // world
+        return ((0, binding.shape[0] if binding.shape else 1),)
+    lengths = binding.fused or (binding.shape[binding.cut],)
+    pieces = min(world, binding.heads or world)
+    if world % pieces or (binding.heads or pieces) % pieces or any(length % pieces for length in lengths):
+        raise _undivided(binding, lengths, world)
+    starts, own = itertools.accumulate(lengths[:-1], initial=0), rank * pieces // world
+    return tuple(
+        (start + own * (length // pieces), length // pieces) for start, length in zip(starts, lengths, strict=True)
+    )
 
 
 def cut_shape(binding: Binding, world: int) -> tuple[int, ...]:
-    """Shape of one rank's part; raises as `cut_range`."""
+    """Shape of one rank's part; raises as `cut_ranges`."""
     shape = list(binding.shape)
     if binding.cut is not None:
-        shape[binding.cut] = cut_range(binding, 0, world)[1]
+        shape[binding.cut] = sum(length for _, length in cut_ranges(binding, 0, world))
     return tuple(shape)
+
+
+def _undivided(binding: Binding, lengths: tuple[int, ...], world: int) -> CheckpointError:
+    found = " + ".join(map(str, lengths))
+    return CheckpointError(
+        f"the tensor {binding.name} cannot be divided among {world} ranks",
+        where=f"axis {binding.cut} of {list(binding.shape)}",
+        found=f"{found}, {binding.heads} heads" if binding.heads else found,
+        expected=f"a multiple or a divisor of {binding.heads} ranks" if binding.heads else f"a multiple of {world}",
+        hint="choose another world_size",
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 from dgpp_core.api.bindings import Binding, BindingTable
 from dgpp_core.api.errors import CheckpointError
 from dgpp_core.checkpoint.check import check_bindings, present_parts
-from dgpp_core.checkpoint.cuts import cut_range, cut_shape
+from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape
 from dgpp_core.checkpoint.headers import TensorEntry
 from dgpp_core.checkpoint.reader import TORCH_DTYPES, TensorReader
 from dgpp_core.checkpoint.stacking import stack
@@ -155,9 +155,12 @@ class CheckpointWeights:
         whole = torch.empty(shape, dtype=dtypes.pop(), device=self._device)
         row = 0
         for part, part_shape in zip(parts, shapes, strict=True):
-            place = whole if len(parts) == 1 else whole.narrow(0, row, part_shape[0])
-            self._reader.fill(place, self._entries[part.name], *self._from(part))
-            row += part_shape[0] if part_shape else 0
+            axis, ranges = self._held(part)
+            for start, count in ranges:
+                height = part_shape[0] if axis else count
+                place = whole.narrow(0, row, height) if part_shape else whole
+                self._reader.fill(place, self._entries[part.name], axis, start)
+                row += height
         self._reader.settle()
         return whole
 
@@ -166,9 +169,9 @@ class CheckpointWeights:
         stays = binding.stays_float32 or binding.stays_stored
         return self._dtype if stored.is_floating_point and not stays else stored
 
-    def _from(self, binding: Binding) -> tuple[int, int]:
-        """Cut axis and this rank's first index along it; (0, 0) where nothing is cut."""
-        return binding.cut or 0, cut_range(binding, self._rank, self._world)[0]
+    def _held(self, binding: Binding) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Cut axis and what this rank holds along it; all of axis 0 where nothing is cut."""
+        return binding.cut or 0, cut_ranges(binding, self._rank, self._world)
 
     # stored matrices
 
@@ -188,13 +191,14 @@ class CheckpointWeights:
     def _stored(self, binding: Binding) -> Matrix:
         """This rank's part of one stored matrix; where every row has its own scales, no other rows are read."""
         rows, columns = binding.shape
-        axis, start = self._from(binding)
-        count = cut_range(binding, self._rank, self._world)[1]
+        axis, ranges = self._held(binding)
+        (start, count), fused = ranges[0], len(ranges) > 1
         present = present_parts(binding, self._entries)
         if (
             binding.cut == 0
             and self._world > 1
             and binding.grids == 1
+            and not fused
             and all(_row_by_row(part, rows) for part in present)
         ):
             stored = {part.suffix: self._part(part, start, count) for part in present if part.use == "required"}
@@ -205,6 +209,8 @@ class CheckpointWeights:
         whole = decode(binding.storage, stored, (rows, columns), binding.name, binding.grids)
         if binding.cut is None or self._world == 1:
             return whole
+        if fused:
+            return stack((whole.rows(*each) for each in ranges), len(ranges))
         return whole.columns(start, count) if axis else whole.rows(start, count)
 
     def _part(self, part: Part, start: int = 0, count: int = -1) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dgpp_core.api.bindings import Binding, BindingTable, Role, Stack
-from dgpp_core.checkpoint.cuts import cut_shape
+from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape
 from dgpp_core.checkpoint.headers import DTYPE_BITS
 from dgpp_core.formats.resident import Bf16Form, DeviceKind, bf16_matrix_bytes, resident_bytes, stored_bytes
 
@@ -62,8 +62,9 @@ class Parameter(msgspec.Struct, frozen=True):
         if self.role == "linear" and device == "cpu" and len(self.shape) >= 2:
             return self.entries * resident_bytes("linear", (*self.shape[:-2], self.matrix_rows, self.shape[-1]), device)
         if (storage := self.storage(device)) != "dense":
-            heights = sorted({cut_shape(binding, self.world)[0] for binding in self.bindings[:-1]})
-            return sum(self._stored_bytes(binding, storage, heights) for binding in self.bindings)
+            heights = [height for binding in self.bindings for height in self._heights(binding, storage)]
+            edges, unit = sorted({*heights[:-1]}), math.gcd(*heights)
+            return sum(self._stored_bytes(binding, storage, edges, unit) for binding in self.bindings)
         if self.bindings[0].stays_float32:
             return 4 * self.elements
         if self.bindings[0].stays_stored:
@@ -72,12 +73,22 @@ class Parameter(msgspec.Struct, frozen=True):
             return bf16_matrix_bytes((self.shape[0], self.shape[1]), bf16_form)
         return resident_bytes(self.role, self.shape, device)
 
-    def _stored_bytes(self, binding: Binding, storage: str, heights: Sequence[int]) -> int:
+    def _divided(self, binding: Binding, storage: str) -> bool:
+        """Whether what is loaded is a slice of what is stored; a conversion comes after the cut and sees no edge."""
+        return binding.cut is not None and self.world > 1 and storage == binding.storage
+
+    def _heights(self, binding: Binding, storage: str) -> Sequence[int]:
+        """Rows of the matrices below each other that it is loaded as: one, or one of each fused part."""
+        if binding.fused and self._divided(binding, storage):
+            return [length for _, length in cut_ranges(binding, 0, self.world)]
+        return [cut_shape(binding, self.world)[0]]
+
+    def _stored_bytes(self, binding: Binding, storage: str, edges: Sequence[int], unit: int) -> int:
         rows, columns = cut_shape(binding, self.world)
-        divided = binding.cut is not None and self.world > 1 and storage == binding.storage
+        divided = self._divided(binding, storage)
         cut = (binding.cut, binding.shape[binding.cut]) if divided and binding.cut is not None else None
         grids = (binding.shape[0] // binding.grids,) if binding.grids > 1 and storage == binding.storage else ()
-        return stored_bytes(storage, (rows, columns), cut, (*heights, *grids))
+        return stored_bytes(storage, (rows, columns), cut, (*edges, *grids), rows // unit)
 
 
 def parameters(table: BindingTable, world: int) -> dict[str, Parameter]:

@@ -63,7 +63,11 @@ def resident_bytes(role: Role, shape: tuple[int, ...], device: DeviceKind) -> in
 
 @functools.lru_cache(maxsize=1024)
 def stored_bytes(
-    storage: str, shape: tuple[int, int], cut: tuple[int, int] | None = None, heights: tuple[int, ...] = ()
+    storage: str,
+    shape: tuple[int, int],
+    cut: tuple[int, int] | None = None,
+    heights: tuple[int, ...] = (),
+    segments: int = 1,
 ) -> int:
     """Bytes of a quantised matrix as `dgpp_core.formats` holds it on a device.
 
@@ -71,13 +75,15 @@ def stored_bytes(
         shape: ``(N, K)`` of a rank's part.
         cut: the axis that ranks divide and its whole size: a slice may have smaller scale blocks.
         heights: rows, each number once, of the matrices of the stack that it is in, save the last: blocks divide them.
+        segments: under how many global scales it lies, where its storage has one of each matrix: those of a stack are
+            each of equally many rows.
 
     Raises:
         CheckpointError, PluginError: the storage cannot hold it, or cannot be cut so.
     """
     held = parts(storage, "matrix.weight", shape)
     if storage not in _BLOCK_EDGES:
-        return sum(_held_bytes(storage, part) for part in held)
+        return sum(_held_bytes(storage, part) * (1 if part.shape else segments) for part in held)
     edges = [_BLOCK_EDGES[storage]] * 2
     if cut is not None:
         edges[cut[0]] = block_after_cut(edges[cut[0]], 0, shape[cut[0]], cut[1])

@@ -123,6 +123,10 @@ def _table_faults(table: BindingTable) -> Iterator[str]:
             yield f"tensor {binding.name}: shape {binding.shape} has no elements"
         elif binding.cut is not None and not 0 <= binding.cut < len(binding.shape):
             yield f"tensor {binding.name}: cut {binding.cut} is no axis of shape {binding.shape}"
+        elif binding.fused and (binding.cut != 0 or sum(binding.fused) != binding.shape[0]):
+            yield f"tensor {binding.name}: fused parts {binding.fused} are not what axis 0 of {binding.shape} is cut in"
+        elif binding.heads and (binding.cut is None or binding.shape[binding.cut] % binding.heads):
+            yield f"tensor {binding.name}: {binding.heads} heads along a cut axis of {binding.shape}"
         elif binding.storage != "dense" and (binding.role != "linear" or len(binding.shape) != 2):
             yield f"tensor {binding.name}: stored as {binding.storage}, and no matrix of a linear layer"
         elif binding.grids != 1 and (not binding.storage.startswith("fp8_") or binding.shape[0] % binding.grids):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dgpp_core.api import Binding, BindingTable, CheckpointError
 from dgpp_core.checkpoint.check import parts_of
-from dgpp_core.checkpoint.cuts import cut_shape
+from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape
 from dgpp_core.checkpoint.stacking import stack
 from dgpp_core.checkpoint.synth_values import random_tensor, stored_tensors
 from dgpp_core.formats.codec import decode
@@ -44,7 +44,9 @@ class RandomWeights:
             part = structs.replace(binding, shape=cut_shape(binding, world))
             self._waiting.setdefault(binding.target, []).append(part)
             whole = world == 1 or binding.cut is None
-            self._numbers[binding.name] = crc32((binding.name if whole else f"{binding.name} of rank {rank}").encode())
+            start, length = cut_ranges(binding, rank, world)[0]
+            held = binding.name if whole else f"{binding.name} of rank {start // length}"
+            self._numbers[binding.name] = crc32(held.encode())
         self._originals: dict[tuple[str, tuple[int, ...]], dict[str, Tensor]] = {}
 
     def take(self, target: str) -> Tensor:
