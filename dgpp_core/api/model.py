@@ -155,6 +155,21 @@ class Weights(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """A table ``[N, width]`` of which a step looks rows up, wherever it lies."""
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """``[..., width]`` of int64 numbers ``[...]``, in the table's dtype, which may be one of 8 bits.
+
+        On a GPU this is work of the current stream, and can be captured.
+
+        Raises:
+            CheckpointError: on a CPU: a row cannot be read from its file. On a GPU it is zero, and the engine hears of
+                it before a result is used.
+        """
+        ...
+
+
 class Shard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Where and of what a model is built.
 
@@ -167,6 +182,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         drafting: whether a drafter will be built too.
         pool_ranks: among how many ranks the blocks of paged groups are divided, where a model can: the setting
             ``decode_context_parallel``.
+        tables: those that stay in the checkpoint's files, by target; see `BindingTable.lookups`.
     """
 
     device: torch.device
@@ -176,6 +192,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     bf16_form: Literal["bf16", "bf12"] = "bf16"
     drafting: bool = True
     pool_ranks: int = 1
+    tables: Mapping[str, Rows] = msgspec.field(default_factory=dict)
 
 
 class Model(Protocol):
@@ -236,5 +253,20 @@ class Drafter(Protocol):
 
         Returns:
             int64 ``[B, depth]``. State written on the way is provisional: it lies past the committed length.
+        """
+        ...
+
+
+@runtime_checkable
+class Confident(Protocol):
+    """What a drafter has besides `Drafter` where it says how sure it is of its drafts."""
+
+    def drafted(
+        self, batch: StepBatch, hidden: Tensor, tokens: Tensor, depth: int, state: State
+    ) -> tuple[Tensor, Tensor]:
+        """What `Drafter.propose` gives, and how likely each of it is to stand if those before it do.
+
+        Returns:
+            drafts, and the logits of those probabilities: float32 ``[B, depth]``, with the same bits on every rank.
         """
         ...

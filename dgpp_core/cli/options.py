@@ -35,11 +35,13 @@ CAPACITY = {
     "prefill": "Rows of a prompt that go through every layer, where a model can do with less.",
     "bf16_weights": "On a GPU, keep BF16 matrices as they are or in 12 bits a weight.",
     "mtp_depth": "Most tokens drafted a step.",
-    "mtp_schedule": "Verify as many drafts as pay, by how many stood lately.",
+    "mtp_schedule": "Verify as many drafts as pay, by how sure the drafter is, or else how many stood lately.",
     "mtp_schedule_min_depth": "Fewest drafts that a step then verifies.",
     "mtp_schedule_base_ms": "What a step then is taken to cost, in ms.",
     "mtp_schedule_row_ms": "What a row of it then is taken to cost, in ms.",
     "pipeline": "On a GPU, launch the next step before the host has read the last one.",
+    "mtp_schedule_lambda": "Where a drafter says how sure it is: tokens that a ms is worth at least; 0 derives it.",
+    "mtp_schedule_adapt": "Let what a ms is worth follow what steps commit.",
     "decode_graph": "On a GPU, run decode steps from captured graphs.",
 }
 SERVICE = {

@@ -127,11 +127,12 @@ def served_by(engine: Engine, settings: EngineSettings) -> Served:
         settings,
         engine.needs_snapshot,
         decode_rows_match_prefill=engine.decode_rows_match_prefill,
+        confident=engine.confident,
     )
     return Served(
         executor=engine,
         limits=limits,
-        lag=int(settings.pipeline and engine.device.type == "cuda"),
+        lag=int(settings.pipeline and engine.device.type == "cuda" and not limits.reads_first),
         vocab_size=engine.vocab_size,
         compile_grammar=lambda grammar: engine.constraints.compile(grammar),
         gather=settings.admission_gather_ms / 1e3,

@@ -120,7 +120,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         decode_graph: on a GPU, run decode steps from captured graphs.
         graph_batch_min_live: fewest requests that share a graph.
         mtp, mtp_depth: drafting and the most tokens drafted a step.
-        mtp_schedule: verify as many drafts as pay, by how many stood lately and what a step and a row of it cost.
+        mtp_schedule: verify as many drafts as pay, by how sure the drafter is, or else how many stood lately.
         sampling_candidates: candidates kept by the sampler's first pass.
         prefill: whether all rows of a prompt go through every layer, for families that can do with less.
         bf16_weights: on a GPU, keep BF16 matrices as they are or in 12 bits a weight, without loss.
@@ -214,7 +214,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 IDLE_KEYS = (
-    "mtp_schedule_lambda", "mtp_schedule_adapt",
     "graph_batch_min_live", "sampling_candidates", "ngram_table", "dense_weights", "fp8_head",
     "bulk_inflight",
 )  # fmt: skip

@@ -15,7 +15,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from dgpp_core.api import Drafter, EngineError, Model, PluginError, Seeing, StateGroup, Vision
+from dgpp_core.api import Confident, Drafter, EngineError, Model, PluginError, Seeing, StateGroup, Vision
 from dgpp_core.engine.constraints import Constraints, Look
 from dgpp_core.engine.geometry import Geometry, snapshot_bytes
 from dgpp_core.engine.graphs import StaticRunner
@@ -41,7 +41,7 @@ from dgpp_core.engine.state import StatePools
 from dgpp_core.engine.transfer import Download, upload
 from dgpp_core.images.picture import Picture
 from dgpp_core.ops.pick import greedy
-from dgpp_core.ops.step import pack
+from dgpp_core.ops.step import pack, values_of
 from dgpp_core.sampling.device import LEAST_VOCABULARY, agrees_with_the_host
 from dgpp_core.sampling.pick import Picks, Sampler
 from dgpp_core.text.grammar.vocabulary import Vocabulary
@@ -127,6 +127,11 @@ class Engine:
         return snapshot_bytes(self.state.groups, self.geometry.step_width) > 0
 
     @property
+    def confident(self) -> bool:
+        """Whether steps say how sure the drafter is of what it drafted."""
+        return isinstance(self.drafter, Confident)
+
+    @property
     def decode_rows_match_prefill(self) -> bool:
         """Whether decode and prefill rows have the same bits: one kernel for both on a CPU, two on a GPU."""
         return self.device.type == "cpu"
@@ -205,7 +210,7 @@ class Engine:
         rows = part.download.values()
         self._check()
         for at, (info, row) in enumerate(zip(part.requests, rows, strict=True)):
-            *picked, accepted, fault, length = row
+            picked, (accepted, fault, length), sure = row[: part.width], row[part.width :][:3], row[part.width + 3 :]
             if fault < part.width:
                 raise EngineError(
                     "the logits have no finite largest value",
@@ -224,7 +229,7 @@ class Engine:
             if info.logprobs:
                 first = at * part.width
                 logprobs = tuple(p or TokenLogprobs(0.0) for p in part.logprobs[first : first + count])
-            yield SlotResult(info.slot, info.request, tokens, logprobs, part.drafted, broken)
+            yield SlotResult(info.slot, info.request, tokens, logprobs, part.drafted, broken, values_of(sure))
 
     def _arrange(self, op: Operation) -> None:
         match op:
@@ -308,7 +313,7 @@ class Engine:
                     batch.candidates[segments], batch.max_length, batch.places,
                 )  # fmt: skip
                 tokens = self.registers.last_tokens[slots]
-                self.registers.drafts[slots] = self.program.draft(self.drafter, tail, own[rows], tokens)
+                self.program.draft(self.drafter, tail, own[rows], tokens)
         return parts
 
     def _first_tokens(self, hidden: Tensor, slots: Tensor, infos: list[SlotInfo]) -> Part:

@@ -81,7 +81,14 @@ Operation = Begin | Extend | Prefill | Decode | Snapshot | Release
 
 
 class SlotResult(msgspec.Struct, frozen=True):
-    """Tokens that one operation committed for a request; ``fault`` says why its grammar allows no more, if so."""
+    """Tokens that one operation committed for a request.
+
+    Attributes:
+        drafted: drafts that it verified.
+        fault: why the request's grammar allows no more, if so.
+        confidence: of each draft for the next step, the logit of the probability that it stands if those before it do;
+            empty where the drafter does not say.
+    """
 
     slot: int
     request: int
@@ -89,6 +96,7 @@ class SlotResult(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     drafted: int = 0
     fault: str = ""
+    confidence: tuple[float, ...] = ()
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ class Part(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         requests: as they were at the launch, a segment each.
-        download: `dgpp_core.ops.step.CommittedRows.results`, ``[segments, width + 3]``.
+        download: what `dgpp_core.engine.program.DecodeProgram.commit` gives, ``[segments, width + 3]`` or more.
         width: rows a segment.
         drafted: drafts that each segment verified.
         logprobs: a row each, where the host sampler picked; else empty.

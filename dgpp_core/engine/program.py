@@ -10,10 +10,10 @@ from collections.abc import Callable
 import msgspec
 from torch import Tensor
 
-from dgpp_core.api import Drafter, Model, State, StepBatch
+from dgpp_core.api import Confident, Drafter, Model, State, StepBatch
 from dgpp_core.engine.registers import Registers
 from dgpp_core.ops.pick import greedy
-from dgpp_core.ops.step import GatheredRows, commit, gather
+from dgpp_core.ops.step import GatheredRows, commit, gather, with_values
 
 Judge = Callable[[Tensor, int], Tensor]
 
@@ -95,7 +95,8 @@ class DecodeProgram:
         """Make ``step.picked`` up to the first wrong draft the requests' own, and draft anew.
 
         Returns:
-            `dgpp_core.ops.step.CommittedRows.results`, int64 ``[B, width + 3]``.
+            `dgpp_core.ops.step.CommittedRows.results`, int64 ``[B, width + 3]``, and behind them how sure the drafter
+            is of each draft, where it says so.
         """
         held, batch = self.registers, step.batch
         judged = None if self.judge is None else self.judge(batch.lengths, batch.counts[0] - 1)
@@ -109,18 +110,28 @@ class DecodeProgram:
                 done.tokens, done.positions, batch.slots, batch.block_tables, batch.candidates, batch.max_length,
                 batch.places,
             )  # fmt: skip
-            held.drafts[batch.slots] = self.draft(self.drafter, tail, own[done.rows], done.last)
+            sure = self.draft(self.drafter, tail, own[done.rows], done.last)
+            if sure is not None:
+                return with_values(done.results, sure)
         return done.results
 
-    def draft(self, drafter: Drafter, tail: StepBatch, own: Tensor, tokens: Tensor) -> Tensor:
-        """Drafts after each segment's newest token: int64 ``[B, depth]``.
+    def draft(self, drafter: Drafter, tail: StepBatch, own: Tensor, tokens: Tensor) -> Tensor | None:
+        """Draft after each segment's newest token, into the registers.
 
         Args:
             tail: see `tail_of`.
             own: what the drafter made of those rows.
             tokens: int64 ``[B]``, the token after each.
+
+        Returns:
+            how sure the drafter is of each, as `dgpp_core.api.Confident` says it; None where it does not.
         """
-        return drafter.propose(tail, own, tokens, self.registers.drafts.shape[1], self.pools)
+        held, sure = self.registers.drafts, None
+        if isinstance(drafter, Confident):
+            held[tail.slots], sure = drafter.drafted(tail, own, tokens, held.shape[1], self.pools)
+        else:
+            held[tail.slots] = drafter.propose(tail, own, tokens, held.shape[1], self.pools)
+        return sure
 
 
 def tail_of(

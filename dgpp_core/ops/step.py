@@ -6,6 +6,9 @@ shape up: it always reads length 0 and candidate 0, and its rows have token 0.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+
 import msgspec
 import torch
 from torch import Tensor
@@ -122,3 +125,13 @@ def pack(tokens: Tensor, accepted: Tensor, fine: Tensor, lengths: Tensor) -> Ten
     rows = torch.arange(width, device=tokens.device)
     fault = torch.where(fine, width, rows).amin(dim=1)
     return torch.cat([tokens, torch.stack((accepted, fault, lengths), dim=1)], dim=1)
+
+
+def with_values(results: Tensor, values: Tensor) -> Tensor:
+    """`CommittedRows.results` and behind them float32 ``[B, N]``, as integers: one copy brings both to the host."""
+    return torch.cat([results, values.view(torch.int32).long()], dim=1)
+
+
+def values_of(row: Sequence[int]) -> tuple[float, ...]:
+    """The float32 values of a row that `with_values` put behind its results."""
+    return struct.unpack(f"{len(row)}f", struct.pack(f"{len(row)}i", *row))

@@ -28,8 +28,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         prefill_budget: prompt tokens a tick while requests decode; 0 is whole prompts.
         prefill_idle_budget: the same while nothing decodes; 0 is ``prefill_budget``.
         depth: most draft tokens a decode step verifies.
-        ladder: depths to choose from by how many drafts stand, the last one `depth`; empty verifies `depth` always.
+        ladder: depths to choose from by what pays, the last one `depth`; empty verifies `depth` always.
+        confident: results say how sure the drafter is, and the choice goes by that; else by how many drafts stood.
         base_ms, row_ms: what a step and each row of it are taken to cost there.
+        worth, adapt: see `dgpp_core.scheduler.confidence.ConfidentDepth`.
         max_context: most tokens (prompt and reply) of one request.
         prefix_cache: whether prefixes are kept at all.
         prefill_tail: tokens at a prompt's end that no prefix may hold: their rows alone go through every layer, so a
@@ -53,6 +55,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ladder: tuple[int, ...] = ()
     base_ms: float = 28.0
     row_ms: float = 8.0
+    confident: bool = False
+    worth: float = 0.0
+    adapt: bool = True
     max_context: int
     prefix_cache: bool = True
     prefill_tail: int = 0
@@ -86,6 +91,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def cache_on(self) -> bool:
         """Whether any prefix could ever be reused."""
         return self.prefix_cache and (self.snapshots > 0 or not self.needs_snapshot)
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether the next step's depth turns on the newest result, so that none may be launched before it is read."""
+        return bool(self.ladder) and self.confident
 
     def rows(self, prompt: int, max_tokens: int) -> int:
         """Most rows a request ever writes.

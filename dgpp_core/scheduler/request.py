@@ -34,6 +34,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
         rolled: the same of the latest one that steps took.
         outstanding: launched steps whose result has not come.
         unread: most tokens that those steps commit.
+        confidence: of the newest result, see `SlotResult`.
     """
 
     submit: Submit
@@ -58,6 +59,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     rolled: tuple[int, int] | None = None
     outstanding: int = 0
     unread: int = 0
+    confidence: tuple[float, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -122,3 +124,4 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
         self.base = self.computed = self.published = self.outstanding = self.unread = 0
         self.chain, self.blocks, self.snapshots, self.cuts = [], [], [], ()
         self.passing = self.rolled = None
+        self.confidence = ()

@@ -17,7 +17,7 @@ from dgpp_core.api.errors import EngineError
 from dgpp_core.engine.operations import Decode, Operation, Prefill, SlotResult, StepResult
 from dgpp_core.images.picture import prompt_keys
 from dgpp_core.scheduler.counters import Counters
-from dgpp_core.scheduler.depth import DepthLadder
+from dgpp_core.scheduler.depths import Depths
 from dgpp_core.scheduler.door import refusal
 from dgpp_core.scheduler.limits import Limits
 from dgpp_core.scheduler.messages import Ending, Reason, Stats, Submit, Update
@@ -71,7 +71,7 @@ class Scheduler:
         self._queue: list[Request] = []
         self._running: list[Request] = []
         self._launched: dict[int, tuple[_Step, ...]] = {}
-        self._ladder = DepthLadder(limits.ladder, limits.base_ms, limits.row_ms)
+        self._depths = Depths(limits)
         self._counters = Counters()
         self._arrivals = 0
         self._tick = 0
@@ -176,9 +176,10 @@ class Scheduler:
         if steps is None:
             raise EngineError("a result of no launched step", found=f"tick {result.tick}")
         answers = {answer.slot: answer for answer in result.slots}
-        for step in steps:
-            if step.request.admitted == step.admitted:
-                self._commit(step, answers.get(step.slot))
+        current = [step for step in steps if step.request.admitted == step.admitted]
+        for step in current:
+            self._commit(step, answers.get(step.slot))
+        self._depths.read([answers[step.slot] for step in current])
 
     def _commit(self, step: _Step, answer: SlotResult | None) -> None:
         request = step.request
@@ -199,10 +200,10 @@ class Scheduler:
         if len(request.ids) == request.prompt_tokens:
             self._counters.prefilled(request.prompt_tokens)
         request.commit(tokens)
+        request.confidence = answer.confidence
         logprobs = answer.logprobs[: len(tokens)] if answer.logprobs is not None else None
         self._updates.append(Update(id=submit.id, tokens=tokens, logprobs=logprobs))
         self._counters.committed(tokens=len(tokens), drafted=answer.drafted, accepted=len(answer.tokens) - 1)
-        self._ladder.note(answer.drafted, len(answer.tokens) - 1)
         if reason is not None:
             self._end(request, reason)
 
@@ -305,7 +306,7 @@ class Scheduler:
     def _decode(self, requests: list[Request]) -> None:
         if not requests:
             return
-        depth = self._ladder.choose(len(requests)) if self._limits.ladder else self._limits.depth
+        depth = self._depths.choose(requests)
         self._operations.append(Decode(slots=tuple(sorted(request.slot for request in requests)), depth=depth))
         for request in requests:
             snapshot = self._held.rolling.take(request, depth + 1)

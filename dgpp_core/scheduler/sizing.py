@@ -9,13 +9,18 @@ from dgpp_core.scheduler.limits import Limits
 
 
 def limits_from(
-    geometry: Geometry, settings: EngineSettings, needs_snapshot: bool, *, decode_rows_match_prefill: bool = True
+    geometry: Geometry,
+    settings: EngineSettings,
+    needs_snapshot: bool,
+    *,
+    decode_rows_match_prefill: bool = True,
+    confident: bool = False,
 ) -> Limits:
     """The limits that fit the pools an engine has allocated.
 
     Args:
         needs_snapshot: the model has window or recurrent state.
-        decode_rows_match_prefill: see `Limits`.
+        decode_rows_match_prefill, confident: see `Limits`.
     """
     depth = geometry.step_width - 1
     return Limits(
@@ -36,6 +41,9 @@ def limits_from(
         ladder=step_depths(geometry, settings) if settings.mtp_schedule and depth else (),
         base_ms=settings.mtp_schedule_base_ms,
         row_ms=settings.mtp_schedule_row_ms,
+        confident=confident,
+        worth=settings.mtp_schedule_lambda,
+        adapt=settings.mtp_schedule_adapt,
         max_context=geometry.context,
         prefix_cache=settings.prefix_cache_gib > 0,
         prefill_tail=geometry.prefill_tail,

@@ -245,7 +245,16 @@ class FakeEngine:
             slot.trail[slot.rows] = slot.state
             slot.ids.append(self._pick(slot.ids))
         self._spoil(slot, max(depth - accepted, self._limits.step_rows - self._limits.step_width))
-        return SlotResult(number, slot.request, tuple(slot.ids[-accepted - 1 :]), drafted=depth)
+        tokens, sure = tuple(slot.ids[-accepted - 1 :]), self._sure(slot) if self._limits.confident else ()
+        return SlotResult(number, slot.request, tokens, drafted=depth, confidence=sure)
+
+    def _sure(self, slot: _Slot) -> tuple[float, ...]:
+        """Of each draft a logit from -3 to 5 that follows from the ids so far."""
+        state, out = slot.state, []
+        for place in range(self._limits.depth):
+            state = fold(state, place)
+            out.append(state % 2048 / 256 - 3)
+        return tuple(out)
 
     def _commit_row(self, slot: _Slot, token: int) -> None:
         slot.state = fold(slot.state, token)

@@ -83,9 +83,9 @@ class Subject:
         self._make_ready(engine)
         limits = limits_from(
             prepared.geometry, settings, engine.needs_snapshot,
-            decode_rows_match_prefill=engine.decode_rows_match_prefill,
+            decode_rows_match_prefill=engine.decode_rows_match_prefill, confident=engine.confident,
         )  # fmt: skip
-        self.world = World(engine, limits, lag=int(settings.pipeline and kind == "cuda"))
+        self.world = World(engine, limits, lag=int(settings.pipeline and kind == "cuda" and not limits.reads_first))
 
     def memory(self) -> Memory | None:
         """Where there is a GPU."""

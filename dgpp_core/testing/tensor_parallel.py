@@ -120,6 +120,7 @@ class TensorParallelWorld(World):
             settings,
             engines[0].needs_snapshot,
             decode_rows_match_prefill=engines[0].decode_rows_match_prefill,
+            confident=engines[0].confident,
         )
         return cls(loopback, engines, limits, lag=lag)
 

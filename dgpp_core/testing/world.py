@@ -87,6 +87,7 @@ class World:
             settings,
             engine.needs_snapshot,
             decode_rows_match_prefill=engine.decode_rows_match_prefill,
+            confident=engine.confident,
         )
         return cls(engine, limits, lag=lag)
 

@@ -128,6 +128,7 @@ def _limits(source: random.Random) -> Limits:
         max_context=source.choice([24, 48]),
         prefix_cache=source.random() < 0.85,
         prefill_tail=source.choice([0, 0, 0, 3]),
+        confident=source.random() < 0.5,
         snapshot_least=source.choice([0, 0, 6]),
         snapshot_heads=source.random() < 0.5,
         decode_rows_match_prefill=source.random() < 0.8,

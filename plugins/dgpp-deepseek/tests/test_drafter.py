@@ -58,7 +58,7 @@ def observed(world: World, counts: list[int], *, decode: bool = False, wrong: in
 def drafted(world: World, drafter: Any, length: int, depth: int) -> tuple[list[int], Tensor]:
     """Drafts after so many tokens, and their confidence."""
     tail, following = batch(length - 1, 1, decode=True), torch.tensor([TOKENS[length]])
-    drafts, confidence = drafter.drafted(tail, following, depth, world.engine.state.pools)
+    drafts, confidence = drafter.drafted(tail, torch.empty(0), following, depth, world.engine.state.pools)
     assert torch.equal(drafter.propose(tail, torch.empty(0), following, depth, world.engine.state.pools), drafts)
     return drafts[0].tolist(), confidence[0]
 
@@ -103,7 +103,7 @@ def test_blocks_in_company(world: World) -> None:
         slots=torch.tensor([1, 0]), lengths=torch.tensor([39, 24]), block_tables=torch.arange(1, 17).view(2, 8),
         candidates=torch.tensor([0, 0]), keep_rows=True, max_length=40,
     )  # fmt: skip
-    both, sure = drafter.drafted(tail, torch.tensor([TOKENS[40], TOKENS[25]]), 5, pools)
+    both, sure = drafter.drafted(tail, torch.empty(0), torch.tensor([TOKENS[40], TOKENS[25]]), 5, pools)
     alone = drafted(world, drafter, 40, 5)
     assert both[0].tolist() == alone[0]
     assert torch.equal(sure[0], alone[1])

@@ -84,7 +84,7 @@ class Stage:
 
 
 class Deepseek41Drafter:
-    """Implements `dgpp_core.api.Drafter`.
+    """Implements `dgpp_core.api.Drafter` and `dgpp_core.api.Confident`.
 
     It makes a whole block, whatever the depth of a step.
     """
@@ -108,10 +108,12 @@ class Deepseek41Drafter:
 
     def propose(self, batch: StepBatch, hidden: Tensor, tokens: Tensor, depth: int, state: State) -> Tensor:
         """Drafts ``[B, depth]``."""
-        return self.drafted(batch, tokens, depth, state)[0]
+        return self.drafted(batch, hidden, tokens, depth, state)[0]
 
-    def drafted(self, batch: StepBatch, tokens: Tensor, depth: int, state: State) -> tuple[Tensor, Tensor]:
-        """Drafts ``[B, depth]``, and of each a logit: how likely it is to stand if those before it do."""
+    def drafted(
+        self, batch: StepBatch, hidden: Tensor, tokens: Tensor, depth: int, state: State
+    ) -> tuple[Tensor, Tensor]:
+        """Drafts ``[B, depth]``, and what the head for it says of each, float32."""
         config = self.config
         x = self._block(batch, tokens, state)
         base = self.model.said(x, self.norm).view(len(tokens), config.draft_block, -1)
