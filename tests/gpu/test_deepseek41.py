@@ -55,3 +55,20 @@ def test_replies_from_graphs_drafted_and_not(model: LoadedModel, tmp_path: Path)
         found.append([world.reply(PROMPT * 4, 12).tokens for _ in range(2)])
     assert found[0][0] == found[0][1]
     assert all(len(reply) == 12 for replies in found for reply in replies)
+
+
+def test_depths_by_confidence_from_graphs_and_without(model: LoadedModel, tmp_path: Path) -> None:
+    """The logits come to the host with a step's tokens; captured and not, the same steps are taken."""
+    raw = model.spec.tiny_config
+    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, tmp_path, seed=5)
+    settings = EngineSettings(
+        max_concurrency=2, kv_capacity=1024, mtp=True, mtp_depth=5, mtp_schedule=True, mtp_schedule_lambda=0.08
+    )
+    found = []
+    for static in (True, False):
+        world = World.from_checkpoint(model, tmp_path, settings, device="cuda", static=static)
+        replies, stats = [world.reply(PROMPT * 4, 24).tokens for _ in range(2)], world.scheduler.stats()
+        assert replies[0] == replies[1]
+        assert stats.drafted_at[0] > stats.drafted_at[4] > 0, "several depths were used"
+        found.append((replies, stats.drafted_at))
+    assert found[0] == found[1]
