@@ -1,6 +1,6 @@
 """What a plugin may import: hook specifications, the model contract, errors and the contract version."""
 
-from dgpp_core.api.bindings import Binding, BindingTable, Init, Recoded, Stack
+from dgpp_core.api.bindings import Binding, BindingTable, Init, Lookup, Recoded, Stack
 from dgpp_core.api.errors import (
     CheckpointError,
     ConfigError,
@@ -12,7 +12,7 @@ from dgpp_core.api.errors import (
     TokenizerError,
 )
 from dgpp_core.api.hooks import API_VERSION, ENTRY_POINT_GROUP, Hooks, hookimpl, hookspec
-from dgpp_core.api.model import Bus, Confident, Drafter, Model, Seeing, SeenRows, Shard, State, StepBatch, Weights
+from dgpp_core.api.model import Bus, Confident, Drafter, Model, Rows, Seeing, SeenRows, Shard, State, StepBatch, Weights
 from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PackagedCheckpoint, PlanTerm
 from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, StateGroup, WindowGroup, for_device
 from dgpp_core.api.vision import Canvas, Vision, processor_count, require_processor
@@ -34,6 +34,7 @@ __all__ = [
     "EngineError",
     "Hooks",
     "Init",
+    "Lookup",
     "Model",
     "ModelConfig",
     "ModelSpec",
@@ -45,6 +46,7 @@ __all__ = [
     "Recoded",
     "RecurrentGroup",
     "RequestError",
+    "Rows",
     "Seeing",
     "SeenRows",
     "Shard",

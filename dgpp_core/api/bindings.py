@@ -88,6 +88,13 @@ class Stack(msgspec.Struct, frozen=True):
     met: int
 
 
+class Lookup(msgspec.Struct, frozen=True):
+    """A table of which a token needs ``rows`` rows and no more, so that it may stay in the checkpoint's files."""
+
+    target: str
+    rows: int
+
+
 class Recoded(msgspec.Struct, frozen=True):
     """A matrix that a GPU holds a second time in a smaller storage, for where nearly is enough, as in drafting."""
 
@@ -107,6 +114,9 @@ class BindingTable(msgspec.Struct, frozen=True):
         recoded: the targets that a GPU holds a second time, where drafts are made.
         draft: shell-style patterns of the targets that only the drafter takes.
         divisible: the targets whose rows ranks divide where `embed_sharding` is ``vocab``.
+        lookups: the tables that stay in the checkpoint's files where `ngram_table` is ``mmap``. A model gets each by
+            `dgpp_core.layers.rows.load_rows`.
+        on_disk: the bindings that stay there; `for_serving` moves them from ``tensors`` to here.
     """
 
     tensors: tuple[Binding, ...]
@@ -116,15 +126,23 @@ class BindingTable(msgspec.Struct, frozen=True):
     recoded: tuple[Recoded, ...] = ()
     draft: tuple[str, ...] = ()
     divisible: tuple[str, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
+    on_disk: tuple[Binding, ...] = ()
 
-    def for_serving(self, *, drafting: bool, divided: bool = False) -> BindingTable:
-        """What is taken of it: without drafts, the drafter's tensors are passed over. ``divided``: see ``divisible``.
+    def for_serving(self, *, drafting: bool, divided: bool = False, in_files: bool = False) -> BindingTable:
+        """What is taken of it: without drafts, the drafter's tensors are passed over.
+
+        Args:
+            divided: see ``divisible``.
+            in_files: see ``lookups``.
 
         Raises:
-            ConfigError: nothing of it can be divided so.
+            ConfigError: nothing of it can be divided, or stay in files.
         """
         if divided:
-            return self._divided().for_serving(drafting=drafting)
+            return self._divided().for_serving(drafting=drafting, in_files=in_files)
+        if in_files:
+            return self._in_files().for_serving(drafting=drafting)
         if drafting or not self.draft:
             return self
 
@@ -139,6 +157,23 @@ class BindingTable(msgspec.Struct, frozen=True):
             ignored=(*self.ignored, *names),
             stacks=tuple(stack for stack in self.stacks if not drafts(stack.target)),
             recoded=(),
+        )
+
+    def _in_files(self) -> BindingTable:
+        if not self.lookups:
+            raise ConfigError(
+                "the model has no table that could stay in the checkpoint's files",
+                where="engine.ngram_table",
+                found="mmap",
+                expected="resident",
+            )
+        targets = {lookup.target for lookup in self.lookups}
+        left = tuple(binding for binding in self.tensors if binding.target in targets)
+        return msgspec.structs.replace(
+            self,
+            tensors=tuple(binding for binding in self.tensors if binding.target not in targets),
+            ignored=(*self.ignored, *(binding.name for binding in left)),
+            on_disk=left,
         )
 
     def _divided(self) -> BindingTable:

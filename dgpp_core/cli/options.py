@@ -33,6 +33,7 @@ CAPACITY = {
     "prefill_idle_budget_tokens": "The same while none runs; 0 uses the other.",
     "admission_gather_ms": "Milliseconds that an idle engine waits for company of its first request.",
     "prefill": "Rows of a prompt that go through every layer, where a model can do with less.",
+    "ngram_table": "Keep a table of n-grams in memory, or read its rows from the checkpoint's files.",
     "bf16_weights": "On a GPU, keep BF16 matrices as they are or in 12 bits a weight.",
     "mtp_depth": "Most tokens drafted a step.",
     "mtp_schedule": "Verify as many drafts as pay, by how sure the drafter is, or else how many stood lately.",

@@ -18,6 +18,7 @@ from dgpp_core.api import (
     EngineError,
     Model,
     ModelConfig,
+    Rows,
     Shard,
     StateGroup,
     Vision,
@@ -30,6 +31,7 @@ from dgpp_core.checkpoint.config_json import read_config, read_processor
 from dgpp_core.checkpoint.headers import TensorEntry, read_headers
 from dgpp_core.checkpoint.image import ImageCache, ImageShape, build_with_image
 from dgpp_core.checkpoint.loader import CheckpointWeights
+from dgpp_core.checkpoint.row_files import RowFiles
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.families import require_families, step_depths
@@ -105,7 +107,9 @@ def prepare_config(
         require_families(geometry.slots, step_depths(geometry.step_width - 1, settings))
     form: Literal["bf16", "bf12"] = "bf16" if settings.bf16_weights == "checkpoint" else "bf12"
     taken = (table or model.bindings(config)).for_serving(
-        drafting=geometry.step_width > 1, divided=settings.embed_sharding == "vocab"
+        drafting=geometry.step_width > 1,
+        divided=settings.embed_sharding == "vocab",
+        in_files=settings.ngram_table == "mmap",
     )
     return Prepared(
         model, config, entries or {}, groups, geometry, taken, world, form, settings.decode_context_parallel
@@ -168,7 +172,8 @@ def build_engine(
     depth = prepared.geometry.step_width - 1
     with torch.inference_mode():
         _spare_reserve(device)
-        target, drafter = _models(prepared, device, progress, bus, weights, images)
+        files = _row_files(prepared, device, bus)
+        target, drafter = _models(prepared, device, progress, bus, weights, images, files.tables)
         _spare_reserve(device)
         engine = Engine(
             target,
@@ -178,7 +183,7 @@ def build_engine(
             vocab_size=prepared.config.vocab_size,
             depth=depth,
             device=device,
-            check=bus.check,
+            check=bus.check if not files.tables else _both(bus.check, files.check),
         )
         if prepared.vision is not None:
             engine.offer_sight(prepared.vision)
@@ -192,16 +197,12 @@ def _models(
     bus: Bus,
     weights: ClosableWeights | None,
     images: ImageCache | None,
+    tables: Mapping[str, Rows],
 ) -> tuple[Model, Drafter | None]:
     """The model of a rank and its drafter, with their weights."""
     model, config, drafting = prepared.model, prepared.config, prepared.geometry.step_width > 1
     table = prepared.table
-    part = ImageShape(
-        rank=bus.rank,
-        world=bus.world,
-        device=device,
-        dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
-    )
+    part = ImageShape(rank=bus.rank, world=bus.world, device=device, dtype=_dtype(device))
 
     def load() -> ClosableWeights:
         return CheckpointWeights(
@@ -217,7 +218,7 @@ def _models(
     def build(source: ClosableWeights) -> tuple[Model, Drafter | None]:
         shard = Shard(
             device=device, dtype=part.dtype, weights=source, bus=bus, bf16_form=prepared.bf16_form, drafting=drafting,
-            pool_ranks=prepared.pool_ranks,
+            pool_ranks=prepared.pool_ranks, tables=tables,
         )  # fmt: skip
         target = model.build(config, shard)
         # Where the table does not say which parameters are the drafter's, it has to take them all the same.
@@ -230,6 +231,26 @@ def _models(
         return build(weights or load())
     place = images.place(model.spec.name, model.plugin.identity(), table, prepared.entries, part)
     return build_with_image(place, load, build, lambda done, total: progress("resident image", done, total))
+
+
+def _row_files(prepared: Prepared, device: torch.device, bus: Bus) -> RowFiles:
+    """The tables that stay in the checkpoint's files, if there are any."""
+    return RowFiles(
+        prepared.table, prepared.entries, device=device, dtype=_dtype(device), rank=bus.rank, world=bus.world
+    )
+
+
+def _both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
+    def check() -> None:
+        one()
+        other()
+
+    return check
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    """Of activations and dense weights."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def _spare_reserve(device: torch.device) -> None:

@@ -25,6 +25,7 @@ from dgpp_core.engine.plan_terms import (
     row_bytes,
     scratch_lines,
     state_lines,
+    table_lines,
     weight_lines,
 )
 from dgpp_core.formats.resident import DeviceKind
@@ -126,7 +127,9 @@ def make_plan(
         ConfigError: the model cannot divide its embedding as the settings want.
     """
     groups = for_device(groups, device_kind)
-    table = table.for_serving(drafting=step_width > 1, divided=settings.embed_sharding == "vocab")
+    table = table.for_serving(
+        drafting=step_width > 1, divided=settings.embed_sharding == "vocab", in_files=settings.ngram_table == "mmap"
+    )
     fixed = [
         PlanLine("runtime", RUNTIME_BYTES[device_kind], "process and libraries"),
         *weight_lines(table, world, device_kind, settings.bf16_weights),
@@ -139,6 +142,7 @@ def make_plan(
         sized = msgspec.structs.replace(settings, kv_capacity=capacity)
         geometry = make_geometry(config, groups, sized, step_width - 1)
         later = [
+            *table_lines(table, settings, geometry, world, device_kind),
             *state_lines(groups, geometry),
             *scratch_lines(groups, config.vocab_size, sized, geometry, widths, device_kind),
         ]

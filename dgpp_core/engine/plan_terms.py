@@ -9,7 +9,7 @@ import msgspec
 
 from dgpp_core.api import DTYPE_BYTES, BindingTable, ModelConfig, PagedGroup, StateGroup, WindowGroup
 from dgpp_core.checkpoint.cuts import cut_shape
-from dgpp_core.checkpoint.headers import STAGING_BYTES
+from dgpp_core.checkpoint.headers import DTYPE_BITS, STAGING_BYTES
 from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.families import family_sizes, step_depths
@@ -35,6 +35,8 @@ PACKING_BYTES = 256 * MIB
 
 DECODING_BYTES = 24
 """The same of decoding one on a CPU: indices of eight bytes, and levels, scales and values in float32."""
+
+_NUMBER_BYTES = 8
 
 GRAPH_BYTES = MIB
 """A bound on what a captured graph of some hundred launches takes on the device."""
@@ -77,6 +79,26 @@ def weight_lines(
         rows, columns = held[again.target].shape
         nbytes = stored_bytes(again.storage, (rows, columns))
         yield PlanLine(f"weights: {again.target} again", nbytes, f"in {again.storage}", exact=True)
+
+
+def table_lines(
+    table: BindingTable, settings: EngineSettings, geometry: Geometry, world: int, device: DeviceKind
+) -> Iterator[PlanLine]:
+    """What tables in the checkpoint's files take: on a GPU pinned room for the rows of the largest step, and their
+    numbers.
+
+    What the system caches of the files is not counted: it gives that memory to whoever needs it. The note says how much
+    there is to cache.
+    """
+    tokens = max(chunk_rows(settings, geometry), geometry.slots * geometry.step_width)
+    for lookup in table.lookups if table.on_disk else ():
+        parts = [binding for binding in table.on_disk if binding.target == lookup.target]
+        size = max(DTYPE_BITS[name] for name in parts[0].formats) // 8
+        width = size * math.prod(parts[0].shape[1:])
+        held = sum(cut_shape(binding, world)[0] for binding in parts) * width
+        room = tokens * lookup.rows * (width + _NUMBER_BYTES) if device == "cuda" else 0
+        note = f"{held / GIB:.1f} GiB in files, read by row; free memory caches them"
+        yield PlanLine(f"table in files: {lookup.target}", room, note)
 
 
 def loading_bytes(table: BindingTable, world: int, device: DeviceKind, bf16_form: Bf16Form = "checkpoint") -> int:

@@ -7,11 +7,12 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from dgpp_core.api import CheckpointError, StepBatch
@@ -19,7 +20,7 @@ from dgpp_core.checkpoint.check import check_bindings
 from dgpp_core.checkpoint.headers import read_headers
 from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.engine.operations import Begin, Prefill, Release, Snapshot
+from dgpp_core.engine.operations import Begin, Prefill, Release, Snapshot, TokenLogprobs
 from dgpp_core.engine.plan import make_plan
 from dgpp_core.engine.rehearsal import rehearse
 from dgpp_core.host.loading import LoadedModel, PluginHost, load_plugins
@@ -241,6 +242,39 @@ class ModelConformance:
             assert (again.tokens, again.logprobs) == (cold.tokens, cold.logprobs)
             size = SETTINGS.block_tokens
             assert again.cached == (len(turn) - 4) // size * size
+
+    def test_tables_in_files_change_no_bit(self, loaded: LoadedModel, folder: Path, prompts: list[list[int]]) -> None:
+        """With `ngram_table` mmap: the same replies, drafted to every depth, in chunks, together and on ranks.
+
+        What is allocated, and planned, is less by the tables.
+        """
+        config = loaded.read_config(json.loads((folder / "config.json").read_text()))
+        if not loaded.bindings(config).lookups:
+            pytest.skip("this model has no table that could stay in the checkpoint's files")
+
+        def made(where: Literal["resident", "mmap"], depth: int = 0, ranks: int = 1) -> World:
+            drafting = {"mtp": depth > 0, "mtp_depth": max(1, depth), "prefill_budget_tokens": (0, 16)[depth % 2]}
+            return self.world(loaded, folder, replace(SETTINGS, ngram_table=where, **drafting), 0, ranks)
+
+        def replies(world: World) -> list[tuple[list[int], list[TokenLogprobs]]]:
+            for prompt in prompts[:3]:
+                world.submit(prompt, self.reply_tokens, logprobs=2)
+            return [(reply.tokens, reply.logprobs) for reply in world.run().values()]
+
+        def planned(where: Literal["resident", "mmap"]) -> int:
+            settings = replace(SETTINGS, ngram_table=where)
+            return make_plan(
+                table=loaded.bindings(config), groups=loaded.groups(config), config=config, settings=settings,
+                world=1, device_kind="cpu", step_width=1, extra=(), available=1 << 40,
+            ).tensor_bytes  # fmt: skip
+
+        resident = made("resident")
+        expected, held = replies(resident), resident_tensor_bytes(resident.engine.model)
+        for depth in range(loaded.spec.draft_depth + 1):
+            assert replies(made("mmap", depth)) == expected, f"{depth} drafts"
+        assert held - resident_tensor_bytes(made("mmap").engine.model) == planned("resident") - planned("mmap") > 0
+        if (ranks := self.worlds[-1]) > 1:
+            assert replies(made("mmap", 1, ranks)) == replies(made("resident", 1, ranks))
 
     def test_template_renders_the_goldens(self) -> None:
         """The family's chat template gives the recorded prompts."""

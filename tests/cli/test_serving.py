@@ -230,8 +230,8 @@ def test_a_key_of_the_site_that_the_deployment_goes_before_is_named(
 
 
 def test_a_key_that_acts_on_nothing_is_named(tmp_path: Path) -> None:
-    file = deployment(tmp_path / "d.json", model="a/b", engine={"ngram_table": "mmap"})
-    assert run("resolve", "--config", file).stderr == "warning: engine.ngram_table has no effect in this version\n"
+    file = deployment(tmp_path / "d.json", model="a/b", engine={"bulk_inflight": 4})
+    assert run("resolve", "--config", file).stderr == "warning: engine.bulk_inflight has no effect in this version\n"
 
 
 @pytest.mark.parametrize(

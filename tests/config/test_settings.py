@@ -203,7 +203,7 @@ def test_automatic_budgets_are_larger_on_a_gpu_and_given_ones_stay() -> None:
 
 def test_keys_without_effect_are_named_only_where_given_a_value() -> None:
     assert without_effect(EngineSettings()) == []
-    assert without_effect(EngineSettings(kv_dtype="fp8", ngram_table="mmap")) == ["ngram_table"]
+    assert without_effect(EngineSettings(kv_dtype="fp8", bulk_inflight=4)) == ["bulk_inflight"]
     assert set(IDLE_KEYS) <= set(EngineSettings.__struct_fields__)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dgpp_core.api import CheckpointError, Shard
 from dgpp_core.formats.scalars import decode_e4m3, decode_e8m0
 from dgpp_core.layers.history import with_history
+from dgpp_core.layers.rows import load_rows
 from dgpp_core.ops.activation import sigmoid
 from dgpp_core.ops.fold import fold
 from dgpp_core.ops.linear import Linear
@@ -57,7 +57,7 @@ def _check_classes(found: Tensor, count: int) -> None:
 
 
 class Table:
-    """This rank's slots of one layer's table, which is resident; rows in 8 bits are widened as they are looked up."""
+    """This rank's slots of one layer's table, wherever it lies; rows in 8 bits are widened as they are looked up."""
 
     def __init__(self, config: Deepseek41Config, shard: Shard, part: str, constants: HashConstants) -> None:
         each, self.dtype = config.ngram_slots // shard.bus.world, shard.dtype
@@ -67,17 +67,16 @@ class Table:
         self.sizes, self.offsets = (
             torch.tensor(values[mine], device=shard.device) for values in (constants.sizes, constants.offsets)
         )
-        self.rows = shard.weights.take(f"{part}.table")
-        self.scales = shard.weights.take(f"{part}.scales") if config.quantised else None
+        self.rows = load_rows(shard, f"{part}.table")
+        self.scales = load_rows(shard, f"{part}.scales") if config.quantised else None
 
     def __call__(self, classes: Tensor) -> Tensor:
         """``[R, slots * width]`` for tokens' classes ``[R, ngram_size]``."""
         rows = self.addresses(classes)
         if self.scales is None:
-            return F.embedding(rows, self.rows).flatten(1).to(self.dtype)
-        codes = self.rows.view(torch.uint8)[rows].view(self.rows.dtype)
-        scales = decode_e8m0(self.scales.view(torch.uint8)[rows])
-        return (decode_e4m3(codes) * scales.repeat_interleave(SCALED, -1)).flatten(1).to(self.dtype)
+            return self.rows[rows].flatten(1).to(self.dtype)
+        scales = decode_e8m0(self.scales[rows].view(torch.uint8))
+        return (decode_e4m3(self.rows[rows]) * scales.repeat_interleave(SCALED, -1)).flatten(1).to(self.dtype)
 
     def addresses(self, classes: Tensor) -> Tensor:
         """int64 ``[R, slots]``: table rows, by size of n-gram and, within each, by head."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dgpp_core.api import Binding, BindingTable, Init, Stack
+from dgpp_core.api import Binding, BindingTable, Init, Lookup, Stack
 from dgpp_deepseek.deepseek41.config import Deepseek41Config, Experts
 from dgpp_deepseek.deepseek41.hashing import HashConstants, hash_constants, require_rows
 
@@ -187,4 +187,11 @@ def bindings(c: Deepseek41Config) -> BindingTable:
         for home, experts in homes
         for part in ("gate_up", "down")
     )
-    return BindingTable(tuple(out), IGNORED, stacks=stacks, draft=("draft.*",), divisible=("embed",))
+    lookups = tuple(
+        Lookup(f"layers.{layer}.engram.{part}", c.ngram_slots)
+        for layer in c.engram_layers
+        for part in (("table", "scales") if c.quantised else ("table",))
+    )
+    return BindingTable(
+        tuple(out), IGNORED, stacks=stacks, draft=("draft.*",), divisible=("embed",), lookups=lookups
+    )  # fmt: skip

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dgpp_core.api import CheckpointError, Shard
 from dgpp_core.layers.block_index import unit_norm
 from dgpp_core.layers.convolution import causal_convolution
 from dgpp_core.layers.history import with_history
+from dgpp_core.layers.rows import load_rows
 from dgpp_core.ops.activation import sigmoid, silu
 from dgpp_core.ops.fold import fold
 from dgpp_core.ops.linear import Linear
@@ -26,7 +26,7 @@ LEAST = 1e-6
 
 
 class NgramTable:
-    """The table, resident; in 8 bits its rows are widened as they are looked up."""
+    """The table, wherever it lies; in 8 bits its rows are widened as they are looked up."""
 
     def __init__(self, config: FlashNextConfig, shard: Shard) -> None:
         self.boundary, self.share, self.dtype = config.boundary, config.heads_per_ngram, shard.dtype
@@ -34,7 +34,7 @@ class NgramTable:
         self.multipliers = _checked(shard, "layer_multipliers", known.multipliers)
         self.sizes = _checked(shard, "ngram_heads_vocab_sizes", known.sizes)
         self.offsets = _checked(shard, "ngram_heads_offsets", known.offsets)
-        self.rows = shard.weights.take("ple.table")
+        self.rows = load_rows(shard, "ple.table")
         self.scale = shard.weights.take("ple.scale").float() if config.storages.table else None
 
     def __call__(self, step: Step) -> Tensor:
@@ -44,9 +44,8 @@ class NgramTable:
     def look_up(self, rows: Tensor) -> Tensor:
         """Table rows by number, int64 ``[R, heads]``, beside each other; 8-bit ones rounded to bfloat16 once."""
         if self.scale is None:
-            return F.embedding(rows, self.rows).flatten(1).to(self.dtype)
-        codes = self.rows.view(torch.uint8)[rows].view(self.rows.dtype)
-        return (codes.float() * self.scale).bfloat16().flatten(1).to(self.dtype)
+            return self.rows[rows].flatten(1).to(self.dtype)
+        return (self.rows[rows].float() * self.scale).bfloat16().flatten(1).to(self.dtype)
 
     def addresses(self, step: Step) -> Tensor:
         """int64 ``[R, heads]``: the table's rows of each token. No n-gram reaches across the boundary token."""
