@@ -61,6 +61,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             what ``synth --format`` writes there.
         releases: by Hugging Face repository, the weight format of its checkpoint, which is one of ``quantised``. A
             deployment that names one is matched with the model, and planned before its checkpoint is there.
+        shorten: what ``synth --layers`` still has to do to a config whose ``num_hidden_layers`` and lists with an entry
+            a layer were cut: whatever else in it speaks of single layers. Raises `ConfigError` where nothing can be
+            made of so few. None where nothing does.
     """
 
     name: str
@@ -75,6 +78,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     draft_depth: int = 0
     quantised: Mapping[str, Mapping[str, Any]] = {}
     releases: Mapping[str, str] = {}
+    shorten: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     def config_of(self, repository: str) -> Mapping[str, Any] | None:
         """The config.json of a repository of this model, without fetching it; None of one that it does not name."""

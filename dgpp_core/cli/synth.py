@@ -27,17 +27,36 @@ Examples:
 
 
 def shortened(spec: ModelSpec, layers: int) -> dict[str, Any]:
-    """The full config with its first ``layers`` layers; a list with one entry a layer is cut with them."""
-    count = spec.full_config.get(LAYERS)
-    if not isinstance(count, int) or not 1 <= layers <= count:
+    """The full config with ``layers`` layers, its first ones; a list with one entry a layer is cut with them.
+
+    Raises:
+        ConfigError: the model cannot have so many.
+    """
+    whole, part = spec.full_config, _part(spec.full_config)
+    held = whole if part is None else whole[part]
+    count = _layers(whole)
+    if count is None or not 1 <= layers <= count:
         raise ConfigError(
             f"{spec.name} cannot have that many layers",
             where="--layers",
             found=str(layers),
-            expected=f"1..{count}" if isinstance(count, int) else f"a model whose config has {LAYERS}",
+            expected=f"1..{count}" if count else f"a model whose config has {LAYERS}",
         )
-    cut = {k: v[:layers] for k, v in spec.full_config.items() if isinstance(v, list) and len(v) == count}
-    return _renumbered(spec, {**spec.full_config, **cut, LAYERS: layers})
+    cut = {k: v[:layers] for k, v in held.items() if isinstance(v, list) and len(v) == count} | {LAYERS: layers}
+    short: Mapping[str, Any] = {**whole, **cut} if part is None else {**whole, part: {**held, **cut}}
+    return _renumbered(spec, {**(spec.shorten(short) if spec.shorten else short)})
+
+
+def _part(config: Mapping[str, Any]) -> str | None:
+    """Which object of a config speaks of the layers; None where it does so itself."""
+    parts = [key for key, value in config.items() if isinstance(value, Mapping) and LAYERS in value]
+    return parts[0] if parts and LAYERS not in config else None
+
+
+def _layers(config: Mapping[str, Any]) -> int | None:
+    part = _part(config)
+    count = (config if part is None else config[part]).get(LAYERS)
+    return count if isinstance(count, int) else None
 
 
 def example_config(spec: ModelSpec, tiny: bool, layers: int | None) -> Mapping[str, Any]:
@@ -73,7 +92,7 @@ def _renumbered(spec: ModelSpec, config: dict[str, Any]) -> dict[str, Any]:
 
     They name the layer by its number, which is the full model's count of layers.
     """
-    count, layers = spec.full_config.get(LAYERS), config.get(LAYERS)
+    count, layers = _layers(spec.full_config), _layers(config)
     if QUANTISATION not in config or count == layers:
         return config
     pattern = re.compile(rf"\blayers\.{count}\b")

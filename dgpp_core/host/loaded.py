@@ -101,8 +101,9 @@ class PluginHooks:
         self.convert(data, _SpecData, "dgpp_models", f"the fields of ModelSpec (model {spec.name!r})")
         if unknown := set(spec.releases.values()) - set(spec.quantised):
             self.refuse("dgpp_models", f"releases in {', '.join(sorted(unknown))}", "weight formats of `quantised`")
-        if not callable(spec.read_config):
-            self.refuse("dgpp_models", f"read_config = {spec.read_config!r}", "a function of config.json")
+        for name in _FUNCTIONS:
+            if not callable(given := getattr(spec, name)) and (given is not None or name == "read_config"):
+                self.refuse("dgpp_models", f"{name} = {given!r}", "a function of config.json")
 
     def commands(self, cli: click.Group) -> None:
         """Let the plugin add its commands to ``cli``."""
@@ -122,7 +123,8 @@ class PluginHooks:
         return found[0] if found else self.plugin.file
 
 
-_DATA = [(field.name, field.type) for field in msgspec.structs.fields(ModelSpec) if field.name != "read_config"]
+_FUNCTIONS = ("read_config", "shorten")
+_DATA = [(field.name, field.type) for field in msgspec.structs.fields(ModelSpec) if field.name not in _FUNCTIONS]
 _SpecData = msgspec.defstruct("_SpecData", _DATA)
 """The fields of `ModelSpec` that are data, for their types to be checked."""
 

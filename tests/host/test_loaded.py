@@ -187,6 +187,7 @@ def test_a_wrong_result_of_an_optional_hook_is_refused(shelf: Any, edited: Edit,
         ("return (spec('a'), spec('a'))", "the name a twice"),
         ("return (spec(3),)", "`$.name`"),
         ("import msgspec; return (msgspec.structs.replace(spec('a'), read_config=3),)", "read_config = 3"),
+        ("import msgspec; return (msgspec.structs.replace(spec('a'), shorten=3),)", "shorten = 3"),
         ("import msgspec; return (msgspec.structs.replace(spec('a'), architectures='A'),)", "`$.architectures`"),
     ],
 )

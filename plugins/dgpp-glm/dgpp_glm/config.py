@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dgpp_core.api import ConfigError, ModelConfig
 from dgpp_glm.quantisation import Quantisation
 
@@ -54,6 +57,12 @@ class LatentConfig(GlmConfig, frozen=True, kw_only=True):
 def refuse(field: str, found: object, expected: str) -> ConfigError:
     """The error for a value that is not supported."""
     return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
+
+
+def fewer_dense(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """See `dgpp_core.api.ModelSpec.shorten`: no more layers without experts than there are layers."""
+    dense = min(config["first_k_dense_replace"], config["num_hidden_layers"])
+    return {**config, "first_k_dense_replace": dense}
 
 
 def check_mixture(c: GlmConfig) -> None:

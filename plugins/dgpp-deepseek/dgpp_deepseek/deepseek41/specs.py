@@ -6,6 +6,7 @@ from typing import Any
 
 from dgpp_core.api import ModelSpec
 from dgpp_deepseek.deepseek41.config import read_config
+from dgpp_deepseek.deepseek41.shorter import shorten
 
 QUANTISED: dict[str, dict[str, Any]] = {
     "fp8-fp4": {
@@ -66,5 +67,6 @@ SPECS = (
         formats=("bf16", *QUANTISED),
         draft_depth=5,
         quantised=QUANTISED,
+        shorten=shorten,
     ),
 )

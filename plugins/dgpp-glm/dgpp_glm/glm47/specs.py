@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dgpp_core.api import ModelSpec
+from dgpp_glm.config import fewer_dense
 from dgpp_glm.glm47.config import read_config
 
 QUANTISED: dict[str, dict[str, Any]] = {
@@ -52,5 +53,6 @@ SPECS = (
         formats=("bf16", *QUANTISED),
         draft_depth=5,
         quantised=QUANTISED,
+        shorten=fewer_dense,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dgpp_core.api import ModelSpec
+from dgpp_glm.config import fewer_dense
 from dgpp_glm.glm53.config import read_config
 from dgpp_glm.quantisation import CODEBOOK
 
@@ -72,5 +73,6 @@ SPECS = (
         formats=("bf16", *QUANTISED),
         draft_depth=5,
         quantised=QUANTISED,
+        shorten=fewer_dense,
     ),
 )

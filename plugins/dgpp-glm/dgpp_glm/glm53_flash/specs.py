@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dgpp_core.api import ModelSpec
+from dgpp_glm.config import fewer_dense
 from dgpp_glm.glm53_flash.config import LINEAR, SPARSE, read_config
 
 _FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -38,6 +40,14 @@ def _linear(kinds: list[str], heads: int, width: int) -> dict[str, Any]:
         "kda_layers": [i for i, kind in enumerate(kinds) if kind == LINEAR],
         "full_attn_layers": [i for i, kind in enumerate(kinds) if kind != LINEAR],
     }  # fmt: skip
+
+
+def _shorten(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """See `dgpp_core.api.ModelSpec.shorten`."""
+    text = fewer_dense(config["text_config"])
+    linear, count = text["linear_attn_config"], text["num_hidden_layers"]
+    left = {name: [layer for layer in linear[name] if layer < count] for name in ("kda_layers", "full_attn_layers")}
+    return {**config, "text_config": {**text, "linear_attn_config": {**linear, **left}}}
 
 
 _KINDS = [SPARSE[0] if layer % 4 == 3 else LINEAR for layer in range(45)]
@@ -97,6 +107,7 @@ SPECS = (
         formats=("bf16", *QUANTISED),
         draft_depth=5,
         quantised=QUANTISED,
+        shorten=_shorten,
         releases={"unsloth/GLM-5.3-Flash-FP8": "fp8", "HawkBearPig/GLM-5.3-Flash-NVFP4-FP8": "hybrid"},
     ),
 )
