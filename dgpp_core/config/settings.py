@@ -124,8 +124,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         sampling_candidates: candidates kept by the sampler's first pass.
         prefill: whether all rows of a prompt go through every layer, for families that can do with less.
         bf16_weights: on a GPU, keep BF16 matrices as they are or in 12 bits a weight, without loss.
-        ngram_table: whether a model's table of n-grams is kept in memory, or its rows are read from the checkpoint's
-            files as tokens look them up.
+        ngram_table: whether tables of n-grams lie in memory, or their rows are read from the checkpoint's files.
         dense_weights, fp8_head: forms that single families offer.
         rope_scaling: YaRN, for families that take it.
         bulk_pace_gbps: Gbit/s that a rank sends each other one at most over RDMA; 0 no limit, below 0 derived.
