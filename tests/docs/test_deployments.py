@@ -25,9 +25,8 @@ MEASURED = {
 }  # fmt: skip
 """Repositories and ranks that the predecessor has templates of."""
 REFUSED = {
-    "qwen-3.8-flash-next_fp8_w2": "served by one rank",
-    "qwen-3.8-flash-next_fp8_w4": "served by one rank",
-    "qwen-3.8-flash-next_nvfp4_w2": "served by one rank",
+    "qwen-3.8-flash-next_nvfp4_w1": "weights: embedding",
+    "deepseek-v4.1-flash_mxfp4-fp8_w4": "weights: embedding",
 }
 
 CONFIGS = Path(__file__).parents[3] / "shared" / "data" / "configs"

@@ -13,7 +13,9 @@ from dgpp_qwen.flash_next.specs import FULL, QUANTISED, TINY
 from dgpp_qwen.flash_next.tables import bindings, groups
 
 from dgpp_core.api import ConfigError
-from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, for_device
+from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, WindowGroup, for_device
+from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape
+from dgpp_core.checkpoint.parameters import parameters
 from dgpp_core.formats.storage import parts
 
 RECORDED = Path(__file__).parents[4] / "shared" / "data" / "configs"
@@ -108,12 +110,54 @@ def test_without_drafts_the_drafters_tensors_are_passed_over() -> None:
     assert left == {b.name for b in whole.tensors if b.name.startswith("mtp.")}
 
 
-def test_state_of_the_release() -> None:
-    """27,456 bytes a token; 108 MiB of delta states a request."""
-    kept = for_device(groups(read_config(FULL), 1), "cuda")
+@pytest.mark.parametrize(("world", "rows", "heads"), [(1, 27456, 48), (2, 14144, 24), (4, 14144, 12)])
+def test_state_of_a_rank_of_the_release(world: int, rows: int, heads: int) -> None:
+    """Bytes a token, and the delta states; of two key/value heads and four ranks each has one."""
+    kept = for_device(groups(read_config(FULL), world), "cuda")
     paged = [g for g in kept if isinstance(g, PagedGroup)]
-    assert sum(g.layers * g.heads * g.width * DTYPE_BYTES[g.dtype] for g in paged) == 27456
+    assert sum(g.layers * g.heads * g.width * DTYPE_BYTES[g.dtype] for g in paged) == rows
     (delta,) = (g for g in kept if isinstance(g, RecurrentGroup))
-    assert (delta.layers, delta.shape, delta.dtype) == (36, (48, 128, 128), "float32")
-    with pytest.raises(ConfigError, match="world_size"):
-        groups(read_config(FULL), 2)
+    assert (delta.layers, delta.shape, delta.dtype) == (36, (heads, 128, 128), "float32")
+    (conv,) = (g for g in kept if isinstance(g, WindowGroup) and g.name == "conv")
+    assert conv.width == 10240 // world
+
+
+def test_what_a_rank_of_four_holds_of_the_release() -> None:
+    c = read_config(FULL)
+    by_name = {b.name: b for b in bindings(c).tensors}
+    held = {name.removeprefix("model.language_model.layers."): cut_shape(b, 4) for name, b in by_name.items()}
+    assert (held["0.linear_attn.in_proj_qkv.weight"], held["0.linear_attn.conv1d.weight"]) == (
+        (2560, 2560),
+        (2560, 1, 4),
+    )
+    assert [held[f"0.linear_attn.{n}"][0] for n in ("in_proj_z.weight", "in_proj_a.weight", "A_log")] == [1536, 12, 12]
+    assert held["0.linear_attn.out_proj.weight"] == (2560, 1536)
+    assert [held[f"3.self_attn.{n}_proj.weight"] for n in "qko"] == [(3072, 2560), (256, 2560), (2560, 1536)]
+    assert held["3.self_attn.indexer.index_qk_proj.weight"] == (640, 2560)
+    assert held["0.mlp.experts.511.gate_proj.weight"] == held["0.mlp.shared_expert.up_proj.weight"] == (160, 2560)
+    assert held["0.mlp.experts.511.down_proj.weight"] == (2560, 160)
+    assert held["1.ple.ple_embedding.ngram_embedding.shard_127.weight"] == (625003, 160)
+    assert (held["lm_head.weight"], held["model.language_model.embed_tokens.weight"]) == ((62080, 2560), (248320, 2560))
+    qkv = by_name["model.language_model.layers.0.linear_attn.in_proj_qkv.weight"]
+    assert cut_ranges(qkv, 3, 4) == ((1536, 512), (3584, 512), (8704, 1536))
+    keys = by_name["mtp.layers.0.self_attn.k_proj.weight"]
+    assert [cut_ranges(keys, rank, 4)[0][0] for rank in range(4)] == [0, 0, 256, 256]
+
+
+@pytest.mark.parametrize(("fmt", "stated"), [("fp8", {1: 172.76, 2: 88.10, 4: 45.78}), ("nvfp4", {2: 63.48, 4: 33.47})])
+def test_weights_of_a_rank(fmt: str, stated: dict[int, float]) -> None:
+    """GiB as counted from the releases' headers; here the n-grams' products are whole, and block scales are float32."""
+    table = bindings(read_config(FULL | {"quantization_config": QUANTISED[fmt]}))
+    for world, gib in stated.items():
+        found = sum(parameter.bytes("cuda") for parameter in parameters(table, world).values())
+        products = 2 * (10240 + 2560) * 2560 * (world - 1) / world
+        assert found / 2**30 == pytest.approx(gib + products / 2**30, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("world", "named"), [(3, "linear_num_key_heads 16"), (8, "rows of n-grams"), (32, "num_attention_heads 24")]
+)
+def test_ranks_that_cannot_share_the_release_are_refused(world: int, named: str) -> None:
+    with pytest.raises(ConfigError, match="world_size") as refused:
+        groups(read_config(FULL), world)
+    assert named in str(refused.value)

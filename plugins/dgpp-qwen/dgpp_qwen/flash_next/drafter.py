@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dgpp_core.api import Shard, State, StepBatch
 from dgpp_core.layers.block_index import unit_norm
@@ -41,7 +40,7 @@ class FlashNextDrafter:
     def observe(self, batch: StepBatch, hidden: Tensor, next_tokens: Tensor, state: State) -> Tensor:
         """The draft layer over a step's rows, ``[R, B * width]``."""
         step, eps, dtype = Step.of(batch, state), self.config.rms_norm_eps, self.model.dtype
-        embedded = unit_norm(F.embedding(next_tokens, self.model.embed), self.embedding_norm, eps).to(dtype)
+        embedded = unit_norm(self.model.embed[next_tokens], self.embedding_norm, eps).to(dtype)
         normed = unit_norm(hidden, self.hidden_norm, eps).to(dtype)
         own = self.hidden.wide(normed.view(-1, self.config.width), step.decode)
         branches = rows_of(own.view(hidden.shape), self.config)

@@ -8,6 +8,7 @@ from torch import Tensor
 from dgpp_core.api import Shard
 from dgpp_core.layers.block_index import BlockIndexer, unit_norm
 from dgpp_core.layers.gated_delta import GatedDeltaNet
+from dgpp_core.layers.stream import divided_sum
 from dgpp_core.ops.activation import sigmoid
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.rope import RotaryTable, rotate
@@ -17,17 +18,18 @@ from dgpp_qwen.flash_next.step import Step
 
 
 class GatedDelta:
-    """A gated delta layer; ``layer`` is its place in the state groups."""
+    """A gated delta layer, one rank's heads of it; ``layer`` is its place in the state groups."""
 
     def __init__(self, config: FlashNextConfig, shard: Shard, part: str, layer: int) -> None:
         def take(name: str) -> Tensor:
             return shard.weights.take(f"{part}.{name}")
 
-        self.layer, heads = layer, config.linear_num_value_heads
-        self.sizes = [config.channels, config.value_size, heads, heads]
+        self.layer, self.bus, world = layer, shard.bus, shard.bus.world
+        heads = config.linear_num_value_heads // world
+        self.sizes = [config.channels // world, config.value_size // world, heads, heads]
         self.products = Linear.load(shard, f"{part}.in")
         self.net = GatedDeltaNet(
-            config.linear_num_key_heads,
+            config.linear_num_key_heads // world,
             heads,
             config.linear_key_head_dim,
             config.linear_value_head_dim,
@@ -44,17 +46,22 @@ class GatedDelta:
         """float32 ``[R, width]``."""
         qkv, z, a, b = torch.split(self.products.wide(x, step.decode), self.sizes, dim=1)
         ring, states = step.state["conv"][self.layer], step.state["delta"][self.layer]
-        return self.out.wide(self.net(step.batch, qkv, z, a, b, ring, states, x.dtype), step.decode)
+        seen = self.net(step.batch, qkv, z, a, b, ring, states, x.dtype)
+        return divided_sum(self.out, self.bus, seen, step.decode)
 
 
 class SparseAttention:
-    """Grouped-query attention over the blocks that an indexer chooses, its heads gated; ``layer`` as above."""
+    """Grouped-query attention over the blocks that an indexer chooses, its heads gated; ``layer`` as above.
+
+    A rank has its query heads and the key/value heads that they read; of the indexer it has all.
+    """
 
     def __init__(self, config: FlashNextConfig, shard: Shard, part: str, layer: int, rope: RotaryTable) -> None:
-        c, self.layer, self.rope, self.eps = config, layer, rope, config.rms_norm_eps
-        self.heads, self.kv_heads, self.width = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        index = c.indexer_n_heads * c.indexer_head_dim
-        self.sizes = [2 * c.query_size, c.key_value_size, c.key_value_size, index, c.indexer_head_dim]
+        c, self.layer, self.rope, self.eps, self.bus = config, layer, rope, config.rms_norm_eps, shard.bus
+        self.heads, self.width = c.num_attention_heads // shard.bus.world, c.head_dim
+        self.kv_heads = max(1, c.num_key_value_heads // shard.bus.world)
+        index, kept = c.indexer_n_heads * c.indexer_head_dim, self.kv_heads * self.width
+        self.sizes = [2 * self.heads * self.width, kept, kept, index, c.indexer_head_dim]
         self.products = Linear.load(shard, f"{part}.in")
         self.q_norm, self.k_norm = centred(shard, f"{part}.q_norm"), centred(shard, f"{part}.k_norm")
         self.indexer = BlockIndexer(
@@ -81,4 +88,5 @@ class SparseAttention:
         step.rows.write(v_pool, values)
         turned = rotate(unit_norm(queries, self.q_norm, self.eps), *angles).to(x.dtype)
         seen = step.rows.attend(turned, k_pool, v_pool, self.width**-0.5, chosen)
-        return self.out.wide((seen.float() * sigmoid(gates)).flatten(1).to(x.dtype), step.decode)
+        gated = (seen.float() * sigmoid(gates)).flatten(1).to(x.dtype)
+        return divided_sum(self.out, self.bus, gated, step.decode)

@@ -1,13 +1,14 @@
-"""The arithmetic of Qwen3.8-Flash-Next, text, on one rank."""
+"""The arithmetic of Qwen3.8-Flash-Next, one rank of it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.embedding import Embedding
 from dgpp_core.layers.feed_forward import FeedForward
+from dgpp_core.layers.stream import all_ranks
 from dgpp_core.ops.activation import sigmoid
 from dgpp_core.ops.experts import Experts, combine
 from dgpp_core.ops.linear import Linear
@@ -23,9 +24,14 @@ from dgpp_qwen.flash_next.vision import axes
 
 
 class Mixture:
-    """Routed experts, and a shared one under a gate of its own. ``even``: no expert is preferred, float32 zeros."""
+    """Routed experts, and a shared one under a gate of its own: a slice of each on every rank.
+
+    Args:
+        even: no expert is preferred, float32 zeros.
+    """
 
     def __init__(self, config: FlashNextConfig, shard: Shard, part: str, even: Tensor) -> None:
+        self.bus = shard.bus
         self.router = Router(
             shard.weights.matrix(f"{part}.router"), even, config.num_experts_per_tok,
             normalise=config.norm_topk_prob, score="softmax",
@@ -38,7 +44,8 @@ class Mixture:
         """float32 ``[R, width]``."""
         routing = self.router(x, step.decode)
         routed = combine(self.experts(x, routing, step.decode), routing)
-        return routed + sigmoid(self.shared_gate.wide(x, step.decode)) * self.shared.given(x, step.decode)
+        total = routed + sigmoid(self.shared_gate.wide(x, step.decode)) * self.shared.given(x, step.decode)
+        return total if self.bus.world == 1 else all_ranks(self.bus, total.to(x.dtype))
 
 
 class Layer:
@@ -64,7 +71,7 @@ class FlashNextModel:
     """Implements `dgpp_core.api.Model`; its hidden states are all branches after the last layer, not yet mixed."""
 
     def __init__(self, config: FlashNextConfig, shard: Shard) -> None:
-        self.config, self.dtype = config, shard.dtype
+        self.config, self.bus, self.dtype = config, shard.bus, shard.dtype
         encoding = config.encoding
         self.rope = RotaryTable(
             config.rotary_dim, config.max_positions, config.rope_theta, shard.device,
@@ -72,7 +79,7 @@ class FlashNextModel:
         )  # fmt: skip
         self.encoder = None if encoding is None else Encoder(encoding, shard)
         self.even = torch.zeros(config.num_experts, device=shard.device)
-        self.embed = shard.weights.take("embed")
+        self.embed = Embedding.load(shard, "embed", config.vocab_size)
         self.ngrams = Ngrams(config, shard)
         self.layers = [self._layer(shard, index) for index in range(config.layers)]
         self.mixer, self.head = Mix(config, shard, "mixer"), Linear.load(shard, "head")
@@ -90,7 +97,7 @@ class FlashNextModel:
     def forward(self, batch: StepBatch, state: State) -> Tensor:
         """``[R, B * width]``."""
         step = Step.of(batch, state)
-        embedded = F.embedding(batch.tokens, self.embed)
+        embedded = self.embed[batch.tokens]
         if batch.seen is not None:
             embedded = embedded.index_copy(0, batch.seen.rows, batch.seen.values.to(embedded.dtype))
         branches = embedded.float().unsqueeze(1).repeat(1, self.config.hc_count, 1)
@@ -101,14 +108,19 @@ class FlashNextModel:
         return branches.flatten(1).to(self.dtype)
 
     def see(self, patches: Tensor, rows: int, columns: int) -> Tensor:
-        """An image, ``[rows * columns, width]``; see `dgpp_core.api.Seeing`."""
+        """An image, ``[rows * columns, width]``, with rank 0's bits: see `dgpp_core.api.Seeing`."""
         assert self.encoder is not None, "the plugin says that such a checkpoint takes no images"
-        return self.encoder(patches, rows, columns)
+        seen = self.encoder(patches, rows, columns)
+        # A BLAS may add in another order on another rank, and ranks must choose the same blocks and experts.
+        return self.bus.all_reduce(seen if self.bus.rank == 0 else torch.zeros_like(seen))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[N, vocab_size]``."""
         return self.mixed_logits(self.mixer, hidden)
 
     def mixed_logits(self, mix: Mix, hidden: Tensor) -> Tensor:
-        """What the output head says of hidden states under a mix; the draft layer has its own."""
-        return self.head.wide(mix(rows_of(hidden, self.config), True))
+        """What the output head says of hidden states under a mix; the draft layer has its own.
+
+        Every rank holds some of the vocabulary's rows.
+        """
+        return self.bus.all_gather(self.head.wide(mix(rows_of(hidden, self.config), True)), dim=1)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dgpp_core.api import CheckpointError, Shard
 from dgpp_core.layers.block_index import unit_norm
 from dgpp_core.layers.convolution import causal_convolution
 from dgpp_core.layers.history import with_history
-from dgpp_core.layers.rows import load_rows
 from dgpp_core.ops.activation import sigmoid, silu
 from dgpp_core.ops.fold import fold
 from dgpp_core.ops.linear import Linear
@@ -26,15 +26,20 @@ LEAST = 1e-6
 
 
 class NgramTable:
-    """The table, wherever it lies; in 8 bits its rows are widened as they are looked up."""
+    """The table, resident; in 8 bits its rows are widened as they are looked up.
+
+    Ranks divide its pieces, each into equal runs of rows. A rank gives zeros for what it does not hold, and the ranks
+    add up what they give: of a row one rank's part alone is not zero, so that nothing is rounded.
+    """
 
     def __init__(self, config: FlashNextConfig, shard: Shard) -> None:
         self.boundary, self.share, self.dtype = config.boundary, config.heads_per_ngram, shard.dtype
-        known = constants(config)
+        self.bus, known = shard.bus, constants(config)
+        self.piece = -(-known.rows // config.ngram_parts)
         self.multipliers = _checked(shard, "layer_multipliers", known.multipliers)
         self.sizes = _checked(shard, "ngram_heads_vocab_sizes", known.sizes)
         self.offsets = _checked(shard, "ngram_heads_offsets", known.offsets)
-        self.rows = load_rows(shard, "ple.table")
+        self.rows = shard.weights.take("ple.table")
         self.scale = shard.weights.take("ple.scale").float() if config.storages.table else None
 
     def __call__(self, step: Step) -> Tensor:
@@ -43,9 +48,19 @@ class NgramTable:
 
     def look_up(self, rows: Tensor) -> Tensor:
         """Table rows by number, int64 ``[R, heads]``, beside each other; 8-bit ones rounded to bfloat16 once."""
+        if self.bus.world == 1:
+            return self._held(rows).flatten(1)
+        run, within = self.piece // self.bus.world, rows % self.piece
+        found = self._held(torch.div(rows, self.piece, rounding_mode="floor") * run + within % run)
+        here = torch.div(within, run, rounding_mode="floor") == self.bus.rank
+        return self.bus.all_reduce(torch.where(here.unsqueeze(-1), found, torch.zeros_like(found)).flatten(1))
+
+    def _held(self, rows: Tensor) -> Tensor:
+        """``[R, heads, width]`` of the rows that this rank holds."""
         if self.scale is None:
-            return self.rows[rows].flatten(1).to(self.dtype)
-        return (self.rows[rows].float() * self.scale).bfloat16().flatten(1).to(self.dtype)
+            return F.embedding(rows, self.rows).to(self.dtype)
+        codes = self.rows.view(torch.uint8)[rows].view(self.rows.dtype)
+        return (codes.float() * self.scale).bfloat16().to(self.dtype)
 
     def addresses(self, step: Step) -> Tensor:
         """int64 ``[R, heads]``: the table's rows of each token. No n-gram reaches across the boundary token."""

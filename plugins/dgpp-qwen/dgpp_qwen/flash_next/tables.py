@@ -9,7 +9,6 @@ from dgpp_core.api import (
     BindingTable,
     ConfigError,
     Init,
-    Lookup,
     PagedGroup,
     RecurrentGroup,
     Stack,
@@ -26,13 +25,21 @@ NORM = Init(std=0.2)
 EMBEDDED = Init(std=0.5)
 
 
-def _vector(name: str, shape: tuple[int, ...], target: str, init: Init = NORM) -> Binding:
-    return Binding(name=name, shape=shape, target=target, role="vector", init=init)
+def _vector(
+    name: str, shape: tuple[int, ...], target: str, init: Init = NORM, *, cut: int | None = None,
+    fused: tuple[int, ...] = (),
+) -> Binding:  # fmt: skip
+    return Binding(name=name, shape=shape, target=target, role="vector", init=init, cut=cut, fused=fused)
 
 
-def _matrix(name: str, shape: tuple[int, int], target: str, *, storage: str = "dense", gain: float = 1.0) -> Binding:
-    init = Init(std=gain * shape[1] ** -0.5)
-    return Binding(name=f"{name}.weight", shape=shape, target=target, storage=storage, init=init)
+def _matrix(
+    name: str, shape: tuple[int, int], target: str, *, storage: str = "dense", gain: float = 1.0,
+    cut: int | None = None, fused: tuple[int, ...] = (), heads: int = 0,
+) -> Binding:  # fmt: skip
+    return Binding(
+        name=f"{name}.weight", shape=shape, target=target, storage=storage, init=Init(std=gain * shape[1] ** -0.5),
+        cut=cut, fused=fused, heads=heads,
+    )  # fmt: skip
 
 
 class _Tables:
@@ -51,30 +58,35 @@ class _Tables:
         yield _matrix(f"{name}.input_mix_weight_up", (c.hidden_size, c.hc_lowrank), f"{to}.up", gain=2.0)
 
     def delta(self, name: str, to: str) -> Iterator[Binding]:
-        """A gated delta layer; its four products are one."""
-        c, heads = self.c, self.c.linear_num_value_heads
-        for part, rows in (("qkv", c.channels), ("z", c.value_size), ("a", heads), ("b", heads)):
-            yield _matrix(f"{name}.in_proj_{part}", (rows, c.width), f"{to}.in")
-        taps = c.linear_conv_kernel_dim
-        yield _vector(f"{name}.conv1d.weight", (c.channels, 1, taps), f"{to}.conv", Init(std=taps**-0.5))
-        yield _vector(f"{name}.A_log", (heads,), f"{to}.a_log", Init(std=0.8, mean=-0.5))
-        yield _vector(f"{name}.dt_bias", (heads,), f"{to}.dt_bias", Init(std=0.8, mean=-1.5))
+        """A gated delta layer; its four products are one. Ranks divide its heads, those of keys with their values."""
+        c, heads, fused = self.c, self.c.linear_num_value_heads, (self.c.key_size, self.c.key_size, self.c.value_size)
+        yield _matrix(f"{name}.in_proj_qkv", (c.channels, c.width), f"{to}.in", cut=0, fused=fused)
+        for part, rows in (("z", c.value_size), ("a", heads), ("b", heads)):
+            yield _matrix(f"{name}.in_proj_{part}", (rows, c.width), f"{to}.in", cut=0)
+        shape, init = (c.channels, 1, c.linear_conv_kernel_dim), Init(std=c.linear_conv_kernel_dim**-0.5)
+        yield _vector(f"{name}.conv1d.weight", shape, f"{to}.conv", init, cut=0, fused=fused)
+        yield _vector(f"{name}.A_log", (heads,), f"{to}.a_log", Init(std=0.8, mean=-0.5), cut=0)
+        yield _vector(f"{name}.dt_bias", (heads,), f"{to}.dt_bias", Init(std=0.8, mean=-1.5), cut=0)
         yield _vector(f"{name}.norm.weight", (c.linear_value_head_dim,), f"{to}.norm", Init(std=0.2, mean=1.0))
-        yield _matrix(f"{name}.out_proj", (c.width, c.value_size), f"{to}.out")
+        yield _matrix(f"{name}.out_proj", (c.width, c.value_size), f"{to}.out", cut=1)
 
     def sparse(self, name: str, to: str) -> Iterator[Binding]:
-        """A block-sparse attention layer; queries with their gates, keys, values and the indexer's are one product."""
-        c = self.c
+        """A block-sparse attention layer; queries with their gates, keys, values and the indexer's are one product.
+
+        Ranks divide the heads; each has the whole indexer, and so chooses the same blocks.
+        """
+        c, heads = self.c, self.c.num_key_value_heads
+        yield _matrix(f"{name}.q_proj", (2 * c.query_size, c.width), f"{to}.in", cut=0)
+        for part in ("k_proj", "v_proj"):
+            yield _matrix(f"{name}.{part}", (c.key_value_size, c.width), f"{to}.in", cut=0, heads=heads)
         index = (c.indexer_n_heads + 1) * c.indexer_head_dim
-        sizes = {"q_proj": 2 * c.query_size, "k_proj": c.key_value_size, "v_proj": c.key_value_size}
-        for part, rows in (sizes | {"indexer.index_qk_proj": index}).items():
-            yield _matrix(f"{name}.{part}", (rows, c.width), f"{to}.in")
+        yield _matrix(f"{name}.indexer.index_qk_proj", (index, c.width), f"{to}.in")
         for norm in ("q_norm", "k_norm"):
             yield _vector(f"{name}.{norm}.weight", (c.head_dim,), f"{to}.{norm}")
         for norm in ("q", "k"):
             size = (c.indexer_head_dim,)
             yield _vector(f"{name}.indexer.{norm}_layernorm.weight", size, f"{to}.index_{norm}_norm")
-        yield _matrix(f"{name}.o_proj", (c.width, c.query_size), f"{to}.out")
+        yield _matrix(f"{name}.o_proj", (c.width, c.query_size), f"{to}.out", cut=1)
 
     def mixture(self, name: str, to: str, storage: str) -> Iterator[Binding]:
         """Router, shared expert with its gate, and the routed experts."""
@@ -88,8 +100,8 @@ class _Tables:
     def expert(self, name: str, to: str, size: int, storage: str) -> Iterator[Binding]:
         """Gate over up, and down."""
         for part in ("gate", "up"):
-            yield _matrix(f"{name}.{part}_proj", (size, self.c.width), f"{to}.gate_up", storage=storage)
-        yield _matrix(f"{name}.down_proj", (self.c.width, size), f"{to}.down", storage=storage)
+            yield _matrix(f"{name}.{part}_proj", (size, self.c.width), f"{to}.gate_up", storage=storage, cut=0)
+        yield _matrix(f"{name}.down_proj", (self.c.width, size), f"{to}.down", storage=storage, cut=1)
 
     def layer(self, name: str, to: str, *, sparse: bool, storage: str) -> Iterator[Binding]:
         """A decoder layer."""
@@ -119,14 +131,14 @@ class _Tables:
         yield _vector(f"{name}.conv1d.weight", (c.hidden_size, 1, taps), "ple.conv", Init(std=taps**-0.5))
 
     def shards(self, name: str, rows: int) -> Iterator[Binding]:
-        """The table in equal pieces, the last one with what is left; 8-bit rows share one scale."""
+        """The table in equal pieces, the last one with what is left; 8-bit rows share one scale. Ranks divide each."""
         c, width = self.c, self.c.ple_embed_dim // self.c.ngram_heads
         most, eight = -(-rows // c.ngram_parts), c.storages.table
         init = Init(std=8.0) if eight else EMBEDDED
         for shard in range(c.ngram_parts):
             held = min(most, rows - shard * most)
             yield Binding(
-                name=f"{name}.shard_{shard}.weight", shape=(held, width), target="ple.table", role="embedding",
+                name=f"{name}.shard_{shard}.weight", shape=(held, width), target="ple.table", role="embedding", cut=0,
                 formats=("F8_E4M3",) if eight else ("F32", "BF16", "F16"), init=init,
             )  # fmt: skip
         if eight:
@@ -154,7 +166,7 @@ def bindings(c: FlashNextConfig) -> BindingTable:
             out += tables.ngrams(f"{TEXT}.layers.{index}.ple")
         out += tables.layer(f"{TEXT}.layers.{index}", f"layers.{index}", sparse=sparse, storage=c.storages.experts)
     out += tables.site(f"{TEXT}.hyper_connection_mixer", "mixer", inject=False)
-    out.append(_matrix("lm_head", vocabulary, "head"))
+    out.append(_matrix("lm_head", vocabulary, "head", cut=0))
     out += tables.draft()
     if c.encoding is not None:
         out += encoder_bindings(c.encoding)
@@ -169,23 +181,20 @@ def bindings(c: FlashNextConfig) -> BindingTable:
         for home in homes
         for part in ("gate_up", "down")
     )
-    lookups = (Lookup("ple.table", c.ngram_heads),)
-    return BindingTable(tuple(out), ignored, stacks=stacks, draft=("draft.*",), lookups=lookups)
+    return BindingTable(tuple(out), ignored, stacks=stacks, draft=("draft.*",), divisible=("embed",))
 
 
 def groups(c: FlashNextConfig, world: int) -> tuple[StateGroup, ...]:
-    """What a request keeps; of the sparse layers' groups the draft layer has the last.
+    """What a request keeps on one of ``world`` ranks; of the sparse layers' groups the draft layer has the last.
 
     Raises:
-        ConfigError: more ranks than one.
+        ConfigError: so many ranks cannot share the model.
     """
-    if world != 1:
-        raise ConfigError(
-            "Qwen3.8-Flash-Next is served by one rank", where="world_size", found=str(world), expected="1"
-        )
+    _require_ranks(c, world)
+    heads = max(1, c.num_key_value_heads // world)
     sparse, ratio = sum(c.sparse) + 1, c.indexer_compress_ratio
     delta = c.layers - sparse + 1
-    kept = (c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
+    kept = (c.linear_num_value_heads // world, c.linear_key_head_dim, c.linear_value_head_dim)
     reach = (c.ple_conv_kernel_size - 1) * c.ngram_size
 
     def paged(name: str, heads: int, width: int) -> PagedGroup:
@@ -195,12 +204,31 @@ def groups(c: FlashNextConfig, world: int) -> tuple[StateGroup, ...]:
         return WindowGroup(name=name, layers=layers, heads=1, width=width, window=rows, dtype="compute")
 
     return (
-        paged("k", c.num_key_value_heads, c.head_dim),
-        paged("v", c.num_key_value_heads, c.head_dim),
+        paged("k", heads, c.head_dim),
+        paged("v", heads, c.head_dim),
         paged("index", 1, c.indexer_head_dim // ratio),
         window("index_tail", sparse, c.indexer_head_dim, ratio - 1),
-        window("conv", delta, c.channels, c.linear_conv_kernel_dim - 1),
+        window("conv", delta, c.channels // world, c.linear_conv_kernel_dim - 1),
         RecurrentGroup(name="delta", layers=delta, shape=kept),
         window("ngram_rows", 1, c.hidden_size, reach),
         WindowGroup(name="ngram_ids", layers=1, heads=1, width=1, window=c.ngram_size - 1, dtype="int64"),
     )
+
+
+def _require_ranks(c: FlashNextConfig, world: int) -> None:
+    """Whole heads, equal slices of experts and of the table's pieces; of keys and values ranks may share a head."""
+    wanted = {
+        "num_attention_heads": c.num_attention_heads, "linear_num_key_heads": c.linear_num_key_heads,
+        "moe_intermediate_size": c.moe_intermediate_size, "vocab_size": c.vocab_size,
+        "shared_expert_intermediate_size": c.shared_expert_intermediate_size,
+    }  # fmt: skip
+    undivided = [f"{name} {size}" for name, size in wanted.items() if size % world]
+    if c.num_key_value_heads % world and world % c.num_key_value_heads:
+        undivided.append(f"num_key_value_heads {c.num_key_value_heads}")
+    if world > 1 and (rows := constants(c).rows) % (c.ngram_parts * world):
+        undivided.append(f"{c.ngram_parts} pieces of {rows} rows of n-grams")
+    if undivided:
+        raise ConfigError(
+            f"{world} ranks cannot share the model", where="world_size", found=", ".join(undivided),
+            expected=f"what {world} divides", hint="choose 1, 2 or 4 ranks",
+        )  # fmt: skip
