@@ -139,13 +139,13 @@ def posting() -> dict[str, dict[str, float]]:
 def _post(poster: Poster, slab: Slab, size: int) -> list[float]:
     slot, times = slab.geometry.slot_bytes, []
     payload = np.ones(slot, np.uint8)
-    first = int(slab.ready[0]) & 0xFFFFFFFF
+    first = int(slab.ready[:2].max()) & 0xFFFFFFFF
     for generation in range(first + 1, first + 1002):
         channels = [(c, min(slot, size - c * slot)) for c in range(-(-size // slot))]
         for channel, count in channels:
             slab.put(slab.geometry.row(channel, generation), payload[:count], 0, generation, 0)
-        for channel in range(slab.geometry.channels):
-            slab.publish(channel, generation if channel < len(channels) else int(slab.ready[channel]), 0)
+        for channel, _ in channels:
+            slab.publish(channel, generation, 0)
         started = time.perf_counter()
         poster.advance()
         times.append((time.perf_counter() - started) * 1e6)

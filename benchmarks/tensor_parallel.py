@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import socket
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,8 @@ def rank_main(rank: int, world: int, address: str, options: Options, answer: Con
                 torch.cuda.empty_cache()
 
 
-def run(world: int, options: Options) -> list[list[Account]]:
-    """The accounts of every rank, a list for each depth; ranks that fail end the run."""
+def run(world: int, options: Options) -> Iterator[list[Account]]:
+    """The accounts of every rank, a list for each depth as it is done; ranks that fail end the run."""
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -141,18 +142,22 @@ def run(world: int, options: Options) -> list[list[Account]]:
     for process, (_, theirs) in zip(ranks, pipes, strict=True):
         process.start()
         theirs.close()
-    accounts = [[ours.recv() for ours, _ in pipes] for _ in options.depths]
+    for _ in options.depths:
+        yield [ours.recv() for ours, _ in pipes]
     for process in ranks:
         process.join()
-    return accounts
 
 
 def line(accounts: list[Account], streams: str) -> str:
-    """One row of the table: the slowest rank's step."""
+    """One row of the table: the slowest rank's step.
+
+    The share of collectives is that of the rank with the least: the others' kernels wait for it, be it only because
+    their trace began sooner.
+    """
     steps = [account.steps[streams] for account in accounts]
     slow = max(steps, key=lambda step: step.decode.ms_per_step).decode
     shares = [step.collectives for step in steps if step.collectives is not None]
-    told = f"{max(shares):9.1%}" if shares else f"{'-':>9}"
+    told = f"{min(shares):9.1%}" if shares else f"{'-':>9}"
     host = "-" if slow.host_ms is None else f"{slow.host_ms:.3f}"
     floor = f"{slow.floor_ms:10.3f}{slow.share:8.0%}"
     return f"{accounts[0].depth:>6}{streams:>9}{slow.ms_per_step:>12.3f}{floor}{told}{host:>9}"
@@ -180,18 +185,22 @@ def main(
         streams=tuple(map(int, streams.split(","))), depths=tuple(map(int, depths.split(","))), prompts=prompts,
         length=length,
     )  # fmt: skip
-    accounts = run(world, options)
+    accounts = []
     click.echo(f"{'drafts':>6}{'streams':>9}{'ms a step':>12}{'floor ms':>10}{'share':>8}{'in bus':>9}{'host ms':>9}")
-    for found in accounts:
+    for found in run(world, options):
+        accounts.append(found)
         for count in found[0].steps:
             click.echo(line(found, count))
         equal = len({each.replies for each in found}) == 1
         told = f"{found[0].tokens} tokens of {prompts} prompts, ranks {'equal' if equal else 'DIFFER'}"
         click.echo(f"depth {found[0].depth}: {told}; {found[0].seconds:.1f} s, traced steps: {STEPS}")
-    if target is not None:
-        versions = {"torch": torch.__version__, "card": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
-        report: Any = {"world": world, "options": structs.asdict(options), **versions, "accounts": accounts}
-        target.write_text(json.dumps(msgspec.to_builtins(report), indent=2) + "\n")
+        if target is not None:
+            versions = {
+                "torch": str(torch.__version__),
+                "card": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            }
+            report: Any = {"world": world, "options": structs.asdict(options), **versions, "accounts": accounts}
+            target.write_text(json.dumps(msgspec.to_builtins(report), indent=2) + "\n")
 
 
 if __name__ == "__main__":

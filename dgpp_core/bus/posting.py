@@ -105,19 +105,19 @@ class PythonPoster:
         geometry = slab.geometry
         self._slab, self._rank, self._port = slab, rank, port
         self._peers = order_of(rank, geometry.world)
-        self._posted = [0] * geometry.channels
+        self._posted = [0] * (2 * geometry.channels)
         self._waiting = {peer: deque[tuple[int, int, int]]() for peer in self._peers}
         self._free = dict.fromkeys(self._peers, 0.0)
         self._pace, self._burst, self._clock, self._busy = pace, burst, clock, clock()
 
     def advance(self) -> bool:
         """Send what is ready and due."""
-        for channel, word in enumerate(self._slab.ready.tolist()):
+        for row, word in enumerate(self._slab.ready.tolist()):
             generation, stride = word & _MASK, word >> 32
-            if generation != self._posted[channel]:
-                self._posted[channel] = generation
+            if generation != self._posted[row]:
+                self._posted[row] = generation
                 for peer in self._peers:
-                    self._waiting[peer].append((channel, generation, stride))
+                    self._waiting[peer].append((row // 2, generation, stride))
         sent = False
         for peer in self._peers:
             while (queue := self._waiting[peer]) and (not self._pace or self._clock() >= self._free[peer]):

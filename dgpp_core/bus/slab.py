@@ -3,13 +3,14 @@
 A slab is one block of bytes, registered once with whoever moves them (a mapping of the other process, a network card)
 and read by this rank's processor or GPU. All ranks of a world lay theirs out alike:
 
-    control    abort word, fault word, and a *ready* word a channel
+    control    abort word, fault word, and a *ready* word a row
     rows       messages on their way out: [channel][2][destination]
     slots      messages that came in:     [source][channel][2]
 
 A *channel* is an independent sequence of collectives. Its n-th one has *generation* n and uses row and slot n mod 2.
 Two are enough, and no credits are sent: a rank sends generation n + 1 only when it has read every peer's generation n,
-so whoever holds all messages of n + 1 knows that every peer is done with n, and may overwrite what held it.
+so whoever holds all messages of n + 1 knows that every peer is done with n, and may overwrite what held it. A rank that
+has its peers' messages of n goes on although its own has not left yet: what is ready is told for each of the two rows.
 
 A *message* is a header of 64 bytes and a payload. The header carries the generation and a seal over both. Whoever reads
 a message takes it only when the seal fits, so it does not matter in which order the bytes become visible.
@@ -30,7 +31,7 @@ HEADER = 64
 CONTROL = 4096
 ABORT, FAULT, READY = 0, 64, 128
 """Offsets in the control block."""
-MOST_CHANNELS = (CONTROL - READY) // 8
+MOST_CHANNELS = (CONTROL - READY) // 16
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MASK = 0xFFFFFFFF
 
@@ -123,7 +124,7 @@ class Slab:
     def __init__(self, geometry: Geometry, buffer: Any) -> None:
         self.geometry = geometry
         self.bytes: Bytes = np.frombuffer(buffer, np.uint8, geometry.size)
-        self.ready: NDArray[np.uint64] = self.bytes[READY : READY + 8 * geometry.channels].view(np.uint64)
+        self.ready: NDArray[np.uint64] = self.bytes[READY : READY + 16 * geometry.channels].view(np.uint64)
         self._words = self.bytes.view(np.uint32)
         self._longs = self.bytes.view(np.uint64)
 
@@ -180,4 +181,4 @@ class Slab:
         Args:
             stride: bytes from one rank's message to the next one's; 0 sends the first to all.
         """
-        self.ready[channel] = (stride << 32) | (generation & _MASK)
+        self.ready[2 * channel + (generation & 1)] = (stride << 32) | (generation & _MASK)

@@ -126,7 +126,7 @@ def test_no_room_for_a_slab_is_an_error_with_a_name(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="shared memory cannot be had"):
         SharedMemoryLink(0, Geometry(world=2, channels=1, slot_bytes=64), tmp_path / "nowhere")
     with pytest.raises(EngineError, match="shared memory cannot be had") as refused:
-        SharedMemoryLink(0, Geometry(world=4, channels=496, slot_bytes=1 << 40))
+        SharedMemoryLink(0, Geometry(world=4, channels=248, slot_bytes=1 << 40))
     assert "space" in refused.value.found or "large" in refused.value.found
     assert left_behind() == []
 

@@ -209,7 +209,7 @@ def exchange(
         else:
             _send(x, row, mine, words, generation, tag, RANK, SLOT)
             stride = tl.full([], 0, tl.uint64)
-        ready = (slab + READY + 2 * channel).to(tl.int64)
+        ready = (slab + READY + 2 * turn).to(tl.int64)
         _publish(ready, (stride << 32) | generation.to(tl.uint32, bitcast=True).to(tl.uint64))
 
         peers = (lane < WORLD) & (lane != RANK)

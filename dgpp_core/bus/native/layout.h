@@ -37,9 +37,10 @@ static inline uint64_t target_of(const struct layout *l, uint32_t channel, uint6
     return CONTROL + (rows + l->rank * 2ull * l->channels + turn_of(channel, (uint32_t)word)) * (HEADER + l->slot_bytes);
 }
 
-static inline uint64_t ready_of(const uint8_t *slab, uint32_t channel)
+/* Of a row: of a channel and a turn. */
+static inline uint64_t ready_of(const uint8_t *slab, uint32_t row)
 {
-    return __atomic_load_n((const uint64_t *)(slab + READY) + channel, __ATOMIC_ACQUIRE);
+    return __atomic_load_n((const uint64_t *)(slab + READY) + row, __ATOMIC_ACQUIRE);
 }
 
 /* Bytes of a payload that go out. */

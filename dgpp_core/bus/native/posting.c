@@ -9,7 +9,7 @@ struct loop {
     struct layout layout;
     uint8_t *slab;         /* this rank's */
     uint8_t *const *peers; /* every rank's as mapped here, in order of rank */
-    uint32_t *posted;      /* a channel: the generation that went out last */
+    uint32_t *posted;      /* a row: the generation that went out last */
     uint64_t linger;       /* nanoseconds of spinning after a message */
     uint64_t nap;          /* nanoseconds */
     uint32_t stop;
@@ -31,13 +31,13 @@ uint32_t dgpp_advance(struct loop *l)
     const struct layout *y = &l->layout;
     uint32_t sent = 0;
 
-    for (uint32_t channel = 0; channel < y->channels; channel++) {
-        const uint64_t word = ready_of(l->slab, channel);
-        if ((uint32_t)word == l->posted[channel])
+    for (uint32_t row = 0; row < 2 * y->channels; row++) {
+        const uint64_t word = ready_of(l->slab, row);
+        if ((uint32_t)word == l->posted[row])
             continue;
         for (uint32_t step = 1; step < y->world; step++, sent++)
-            post(l, (y->rank + step) % y->world, channel, word);
-        l->posted[channel] = (uint32_t)word;
+            post(l, (y->rank + step) % y->world, row / 2, word);
+        l->posted[row] = (uint32_t)word;
     }
     return sent;
 }

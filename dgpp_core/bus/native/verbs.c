@@ -184,8 +184,8 @@ struct loop {
     struct layout layout;
     uint8_t *slab;
     struct device *const *lanes;
-    uint32_t *posted; /* a channel: the generation that went out last */
-    uint32_t *served; /* a channel: to how many peers the one that is ready has gone */
+    uint32_t *posted; /* a row: the generation that went out last */
+    uint32_t *served; /* a row: to how many peers the one that is ready has gone */
     uint64_t *free;   /* a peer: when more may go to it, nanoseconds */
     uint64_t linger, nap, burst;
     double pace; /* nanoseconds a byte */
@@ -218,13 +218,13 @@ uint32_t dgpp_advance(struct loop *l)
     for (uint32_t lane = 0; lane < l->lane_count; lane++)
         if (!l->fault && dgpp_flying(l->lanes[lane], -1) && (l->fault = dgpp_reap(l->lanes[lane])))
             l->failed_lane = lane;
-    for (uint32_t channel = 0; channel < y->channels && !l->fault; channel++) {
-        const uint64_t word = ready_of(l->slab, channel);
-        const uint32_t lane = channel % l->lane_count;
-        if ((uint32_t)word == l->posted[channel])
+    for (uint32_t row = 0; row < 2 * y->channels && !l->fault; row++) {
+        const uint64_t word = ready_of(l->slab, row);
+        const uint32_t channel = row / 2, lane = channel % l->lane_count;
+        if ((uint32_t)word == l->posted[row])
             continue;
-        while (l->served[channel] < y->world - 1 && !l->fault) {
-            const uint32_t peer = (y->rank + 1 + l->served[channel]) % y->world;
+        while (l->served[row] < y->world - 1 && !l->fault) {
+            const uint32_t peer = (y->rank + 1 + l->served[row]) % y->world;
             if ((l->pace > 0 && now() < l->free[peer]) || 2 * dgpp_flying(l->lanes[lane], (int32_t)peer) + 2 > l->lanes[lane]->depth)
                 break;
             const int failed = send_one(l, lane, peer, channel, word);
@@ -232,12 +232,12 @@ uint32_t dgpp_advance(struct loop *l)
                 l->fault = (uint64_t)peer << 40 | 1ull << 49 | (uint64_t)failed;
                 l->failed_lane = lane;
             }
-            l->served[channel]++;
+            l->served[row]++;
             sent++;
         }
-        if (l->served[channel] == y->world - 1) {
-            l->served[channel] = 0;
-            l->posted[channel] = (uint32_t)word;
+        if (l->served[row] == y->world - 1) {
+            l->served[row] = 0;
+            l->posted[row] = (uint32_t)word;
         }
     }
     return sent;
@@ -246,8 +246,8 @@ uint32_t dgpp_advance(struct loop *l)
 /* Whether all that was ready has arrived. */
 int dgpp_idle(struct loop *l)
 {
-    for (uint32_t channel = 0; channel < l->layout.channels; channel++)
-        if ((uint32_t)ready_of(l->slab, channel) != l->posted[channel])
+    for (uint32_t row = 0; row < 2 * l->layout.channels; row++)
+        if ((uint32_t)ready_of(l->slab, row) != l->posted[row])
             return 0;
     for (uint32_t lane = 0; lane < l->lane_count; lane++)
         if (dgpp_flying(l->lanes[lane], -1))
