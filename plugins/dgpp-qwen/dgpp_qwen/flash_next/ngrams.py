@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dgpp_core.api import CheckpointError, Shard
 from dgpp_core.layers.block_index import unit_norm
 from dgpp_core.layers.convolution import causal_convolution
 from dgpp_core.layers.history import with_history
+from dgpp_core.layers.rows import load_rows
 from dgpp_core.ops.activation import sigmoid, silu
 from dgpp_core.ops.fold import fold
 from dgpp_core.ops.linear import Linear
@@ -26,7 +26,7 @@ LEAST = 1e-6
 
 
 class NgramTable:
-    """The table, resident; in 8 bits its rows are widened as they are looked up.
+    """The table, wherever it lies; in 8 bits its rows are widened as they are looked up.
 
     Ranks divide its pieces, each into equal runs of rows. A rank gives zeros for what it does not hold, and the ranks
     add up what they give: of a row one rank's part alone is not zero, so that nothing is rounded.
@@ -39,7 +39,7 @@ class NgramTable:
         self.multipliers = _checked(shard, "layer_multipliers", known.multipliers)
         self.sizes = _checked(shard, "ngram_heads_vocab_sizes", known.sizes)
         self.offsets = _checked(shard, "ngram_heads_offsets", known.offsets)
-        self.rows = shard.weights.take("ple.table")
+        self.rows = load_rows(shard, "ple.table")
         self.scale = shard.weights.take("ple.scale").float() if config.storages.table else None
 
     def __call__(self, step: Step) -> Tensor:
@@ -51,16 +51,17 @@ class NgramTable:
         if self.bus.world == 1:
             return self._held(rows).flatten(1)
         run, within = self.piece // self.bus.world, rows % self.piece
-        found = self._held(torch.div(rows, self.piece, rounding_mode="floor") * run + within % run)
         here = torch.div(within, run, rounding_mode="floor") == self.bus.rank
+        # What is elsewhere costs no read of its own: where the table lies in files, a row is one.
+        place = torch.div(rows, self.piece, rounding_mode="floor") * run + within % run
+        found = self._held(torch.where(here, place, 0))
         return self.bus.all_reduce(torch.where(here.unsqueeze(-1), found, torch.zeros_like(found)).flatten(1))
 
     def _held(self, rows: Tensor) -> Tensor:
         """``[R, heads, width]`` of the rows that this rank holds."""
         if self.scale is None:
-            return F.embedding(rows, self.rows).to(self.dtype)
-        codes = self.rows.view(torch.uint8)[rows].view(self.rows.dtype)
-        return (codes.float() * self.scale).bfloat16().to(self.dtype)
+            return self.rows[rows].to(self.dtype)
+        return (self.rows[rows].float() * self.scale).bfloat16().to(self.dtype)
 
     def addresses(self, step: Step) -> Tensor:
         """int64 ``[R, heads]``: the table's rows of each token. No n-gram reaches across the boundary token."""

@@ -9,6 +9,7 @@ from dgpp_core.api import (
     BindingTable,
     ConfigError,
     Init,
+    Lookup,
     PagedGroup,
     RecurrentGroup,
     Stack,
@@ -181,7 +182,8 @@ def bindings(c: FlashNextConfig) -> BindingTable:
         for home in homes
         for part in ("gate_up", "down")
     )
-    return BindingTable(tuple(out), ignored, stacks=stacks, draft=("draft.*",), divisible=("embed",))
+    lookups = (Lookup("ple.table", c.ngram_heads),)
+    return BindingTable(tuple(out), ignored, stacks=stacks, draft=("draft.*",), lookups=lookups, divisible=("embed",))
 
 
 def groups(c: FlashNextConfig, world: int) -> tuple[StateGroup, ...]:
