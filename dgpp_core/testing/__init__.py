@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dgpp_core.testing.conformance import ModelConformance
+    from dgpp_core.testing.images import ImageConformance
     from dgpp_core.testing.matrix import Axes, exactness_matrix
     from dgpp_core.testing.tensor_parallel import TensorParallelWorld
     from dgpp_core.testing.world import World
 
-__all__ = ["Axes", "ModelConformance", "TensorParallelWorld", "World", "exactness_matrix"]
+__all__ = ["Axes", "ImageConformance", "ModelConformance", "TensorParallelWorld", "World", "exactness_matrix"]
 
 _HOMES = {
-    "ModelConformance": "conformance", "Axes": "matrix", "exactness_matrix": "matrix",
+    "ModelConformance": "conformance", "ImageConformance": "images", "Axes": "matrix", "exactness_matrix": "matrix",
     "TensorParallelWorld": "tensor_parallel", "World": "world",
 }  # fmt: skip
 

@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from dgpp_glm.glm53_flash.specs import FULL, TINY
 from dgpp_glm.vision_canvas import flash_vision
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dgpp_core.api import ConfigError
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import load_plugins
-from dgpp_core.images.decode import lay_out
 from dgpp_core.images.patches import patches
 from dgpp_core.images.picture import Picture
+from dgpp_core.testing import ImageConformance, images
 from dgpp_core.testing.fake_service import write_checkpoint
 from dgpp_core.testing.tensor_parallel import TensorParallelWorld
 from dgpp_core.testing.world import Reply, World
@@ -45,19 +43,11 @@ Seeing = tuple[Any, Path]
 
 
 def picture(seed: int, size: tuple[int, int]) -> Picture:
-    """An image of ``size`` (width, height) that is no noise, so that its rows differ."""
-    small = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    return lay_out(Image.fromarray(small).resize(size), CANVAS, 1024)
+    return images.picture(seed, size, CANVAS)
 
 
-def prompt(pictures: Sequence[Picture], *, between: int = 9) -> tuple[list[int], tuple[Picture, ...]]:
-    """Text around pictures."""
-    source, placed = torch.Generator().manual_seed(7), list[Picture]()
-    ids = torch.randint(5, 490, (between,), generator=source).tolist()
-    for image in pictures:
-        placed.append(msgspec.structs.replace(image, start=len(ids)))
-        ids += [PAD] * image.tokens + torch.randint(5, 490, (between,), generator=source).tolist()
-    return ids, tuple(placed)
+def prompt(pictures: Sequence[Picture]) -> tuple[list[int], tuple[Picture, ...]]:
+    return images.prompt(pictures, CANVAS)
 
 
 @pytest.fixture(scope="module")
@@ -190,38 +180,15 @@ def replied(served: World, ids: list[int], pictures: Sequence[Picture], **fields
     return served.run()[name]
 
 
-def test_replies_do_not_depend_on_chunks_cache_company_or_drafts(seeing: Seeing) -> None:
-    _, folder = seeing
-    ids, pictures = prompt([picture(1, (112, 112)), picture(2, (130, 90))])
-    other_ids, others = prompt([picture(5, (112, 112)), picture(2, (130, 90))])
-    text, plain = [5, 6, 7, *range(20, 40)], world(folder)
-    prompts = ((ids, pictures), (other_ids, others), (text, ()))
-    wanted, other, alone = (replied(plain, *given, use_cache=False).tokens for given in prompts)
-    assert other != wanted
-    for settings in ({"prefill_budget_tokens": 16}, {"prefill_budget_tokens": 32, "mtp": True, "mtp_depth": 3}):
-        served = world(folder, **settings)
-        names = [served.submit(i, REPLY, pictures=p) for i, p in ((ids, pictures), (other_ids, others))]
-        together = served.run()
-        assert [together[name].tokens for name in names] == [wanted, other]
-        again = replied(served, ids, pictures)
-        assert (again.tokens, again.cached >= 48) == (wanted, True)
-        assert replied(served, text, ()).tokens == alone  # in a slot that had images before
+class TestFlashImages(ImageConformance):
+    """The kit's checks, on the class's weights."""
 
+    model = "glm53-flash"
 
-@pytest.mark.parametrize("between", [3, 20])
-def test_an_image_aware_hit_equals_cold_at_every_block(seeing: Seeing, between: int) -> None:
-    """A second turn reuses the first one's prefix, cut inside or behind the image."""
-    _, folder = seeing
-    ids, pictures = prompt([picture(1, (112, 112))], between=between)
-    turn = [*ids, 11, 12, 13, 14, 15]
-    cold = replied(world(folder), turn, pictures, use_cache=False)
-    served = world(folder)
-    replied(served, ids, pictures)
-    warm = replied(served, turn, pictures)
-    assert warm.cached > between
-    assert warm.tokens == cold.tokens
-    seen = replied(served, turn, [msgspec.structs.replace(picture(6, (112, 112)), start=pictures[0].start)])
-    assert seen.cached <= between, "the same tokens about another image are another prefix"
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, seeing: Seeing) -> Path:
+        return seeing[1]
 
 
 def test_ranks_take_what_the_first_one_saw(seeing: Seeing) -> None:
@@ -237,20 +204,6 @@ def test_ranks_take_what_the_first_one_saw(seeing: Seeing) -> None:
     second.encoder = lambda *given: encoder(*given) * 1.5
     ids, pictures = prompt([picture(5, (112, 112))])
     assert replied(ranks, ids, pictures).tokens == replied(world(folder), ids, pictures).tokens
-
-
-def test_an_encoder_that_fails_ends_one_request(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, folder = seeing
-    ids, pictures = prompt([picture(1, (112, 112))])
-    wanted = replied(world(folder), ids, pictures).tokens
-    served = world(folder)
-    target: Any = served.engine.model
-    with monkeypatch.context() as patch:
-        patch.setattr(target, "encoder", lambda *given: (_ for _ in ()).throw(RuntimeError("no memory")))
-        failed = replied(served, ids, pictures)
-    assert (failed.reason, failed.tokens) == ("error", [])
-    assert "no memory" in failed.error
-    assert replied(served, ids, pictures).tokens == wanted
 
 
 def test_a_checkpoint_without_a_vision_config_takes_no_images(seeing: Seeing, tmp_path: Path) -> None:

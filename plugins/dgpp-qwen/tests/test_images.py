@@ -10,15 +10,14 @@ import pytest
 import torch
 from dgpp_qwen.flash_next.vision import axes
 from dgpp_qwen.vision_canvas import flash_vision
-from PIL import Image
 from torch import Tensor
 
 from dgpp_core.api import ConfigError
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import load_plugins
-from dgpp_core.images.decode import lay_out
 from dgpp_core.images.patches import patches
 from dgpp_core.images.picture import Picture
+from dgpp_core.testing import ImageConformance, images
 from dgpp_core.testing.world import Reply, World
 
 PAD = 500
@@ -29,27 +28,12 @@ VISION = {
 Release = Callable[[str], tuple[Any, Path]]
 
 
-def picture(seed: int, size: tuple[int, int], most: int = 1024) -> Picture:
-    """An image of ``size`` (width, height) that is no noise, so that its rows differ."""
-    source = np.random.default_rng(seed)
-    small = Image.fromarray(source.integers(0, 256, (5, 7, 3), dtype=np.uint8))
-    return lay_out(small.resize(size), flash_vision({}, PAD), most)
+def picture(seed: int, size: tuple[int, int]) -> Picture:
+    return images.picture(seed, size, flash_vision({}, PAD))
 
 
-def prompt(pictures: Sequence[Picture], *, seed: int = 7, between: int = 9) -> tuple[list[int], tuple[Picture, ...]]:
-    """Text around pictures."""
-    source = torch.Generator().manual_seed(seed)
-
-    def text() -> list[int]:
-        return torch.randint(3, 490, (between,), generator=source).tolist()
-
-    ids, placed = text(), []
-    for image in pictures:
-        placed.append(
-            Picture(**{n: getattr(image, n) for n in image.__struct_fields__ if n != "start"}, start=len(ids))
-        )
-        ids += [PAD] * image.tokens + text()
-    return ids, tuple(placed)
+def prompt(pictures: Sequence[Picture]) -> tuple[list[int], tuple[Picture, ...]]:
+    return images.prompt(pictures, flash_vision({}, PAD))
 
 
 @pytest.fixture(scope="module")
@@ -125,51 +109,16 @@ def replied(served: World, ids: list[int], pictures: Sequence[Picture], **fields
     return served.run()[name]
 
 
-def test_replies_do_not_depend_on_chunks_cache_company_or_drafts(seeing: tuple[Any, Path]) -> None:
-    _, folder = seeing
-    ids, pictures = prompt([picture(1, (256, 256)), picture(2, (512, 128))])
-    wanted = replied(world(folder), ids, pictures).tokens
-    other_ids, others = prompt([picture(5, (256, 256)), picture(2, (512, 128))])
-    other = replied(world(folder), other_ids, others).tokens
-    assert other != wanted
-    for settings in ({"prefill_budget_tokens": 16}, {"prefill_budget_tokens": 48, "mtp": True, "mtp_depth": 3}):
-        served = world(folder, **settings)
-        names = [served.submit(i, 8, pictures=p) for i, p in ((ids, pictures), (other_ids, others))]
-        together = served.run()
-        assert [together[name].tokens for name in names] == [wanted, other]
-        again = replied(served, ids, pictures)
-        assert (again.tokens, again.cached > 64) == (wanted, True)
-        plain = replied(served, [5, 6, 7, *range(20, 60)], ())
-        alone = replied(world(folder), [5, 6, 7, *range(20, 60)], ())
-        assert plain.tokens == alone.tokens  # in a slot that had images before
+class TestFlashNextImages(ImageConformance):
+    """The kit's checks, on the class's weights."""
 
+    model = "qwen38-flash-next"
+    sizes = ((256, 256), (512, 128))
 
-def test_an_image_aware_hit_equals_cold_at_every_block(seeing: tuple[Any, Path]) -> None:
-    """A second turn reuses the first one's prefix, cut before, inside and behind the image."""
-    _, folder = seeing
-    for between in (3, 20):
-        ids, pictures = prompt([picture(1, (256, 256))], between=between)
-        turn = [*ids, 11, 12, 13, 14, 15]
-        cold = replied(world(folder), turn, pictures, use_cache=False)
-        served = world(folder)
-        replied(served, ids, pictures)
-        warm = replied(served, turn, pictures)
-        assert warm.cached >= between
-        assert warm.tokens == cold.tokens
-
-
-def test_an_encoder_that_fails_ends_one_request(seeing: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    _, folder = seeing
-    ids, pictures = prompt([picture(1, (256, 256))])
-    wanted = replied(world(folder), ids, pictures).tokens
-    served = world(folder)
-    model: Any = served.engine.model
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "encoder", lambda *given: (_ for _ in ()).throw(RuntimeError("no memory")))
-        failed = replied(served, ids, pictures)
-    assert (failed.reason, failed.tokens) == ("error", [])
-    assert "no memory" in failed.error
-    assert replied(served, ids, pictures).tokens == wanted
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, seeing: tuple[Any, Path]) -> Path:
+        return seeing[1]
 
 
 def test_a_model_without_its_encoder_takes_no_images(release: Release) -> None:
