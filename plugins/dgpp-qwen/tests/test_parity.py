@@ -11,7 +11,7 @@ from torch import Tensor
 from dgpp_core.api import CheckpointError, StepBatch
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import load_plugins
-from dgpp_core.testing.world import World
+from dgpp_core.testing import TensorParallelWorld, World
 
 FORMATS = ("bf16", "fp8", "nvfp4")
 LENGTH = 75
@@ -20,10 +20,13 @@ TOKENS[13] = TOKENS[40] = 2  # ends of texts, across which no n-gram reaches
 Release = Callable[[str], tuple[Any, Path]]
 
 
-def world(folder: Path, **settings: Any) -> World:
-    model = load_plugins(environ={}).model("qwen38-flash-next")
+def settings(**changes: Any) -> EngineSettings:
     values = {"max_concurrency": 2, "kv_capacity": 512, "block_tokens": 16, "mtp": True, "mtp_depth": 4}
-    return World.from_checkpoint(model, folder, EngineSettings(**(values | settings)))
+    return EngineSettings(**(values | changes))
+
+
+def world(folder: Path, form: EngineSettings | None = None) -> World:
+    return World.from_checkpoint(load_plugins(environ={}).model("qwen38-flash-next"), folder, form or settings())
 
 
 def steps(tokens: list[int], counts: list[int]) -> list[StepBatch]:
@@ -86,7 +89,8 @@ def test_the_draft_layer_and_its_chain(release: Release, fmt: str) -> None:
     hidden, _ = forward(served, [batch])
     own = drafter.observe(batch, hidden, torch.tensor(ids[1:]), pools)
     branches, _ = pair.run(ids[:-1])
-    wanted, following, drafts = branches, ids[1:], []
+    wanted, following = branches, ids[1:]
+    drafts: list[int] = []
     for _ in range(depth):
         made, logits = pair.drafted(wanted, following)
         if not drafts:
@@ -102,14 +106,32 @@ def test_the_draft_layer_and_its_chain(release: Release, fmt: str) -> None:
     assert drafter.propose(last, own[-1:], torch.tensor(ids[-1:]), depth, pools).tolist() == [drafts]
 
 
-def test_greedy_replies_are_those_of_the_class(release: Release) -> None:
-    pair, folder = release("fp8")
-    ids = TOKENS[:33]
-    for _ in range(8):
-        ids = [*ids, int(pair.run(ids)[1][-1].argmax())]
-    for depth in (0, 4):
-        served = world(folder, mtp=depth > 0, mtp_depth=max(1, depth))
-        assert served.reply(TOKENS[:33], 8).tokens == ids[33:]
+@pytest.fixture(scope="module")
+def continued(release: Release) -> Callable[[str], list[int]]:
+    """What the class says after the beginning of the text, its likeliest tokens."""
+    found: dict[str, list[int]] = {}
+
+    def run(fmt: str) -> list[int]:
+        if fmt not in found:
+            ids = TOKENS[:33]
+            for _ in range(8):
+                ids = [*ids, int(release(fmt)[0].run(ids)[1][-1].argmax())]
+            found[fmt] = ids[33:]
+        return found[fmt]
+
+    return run
+
+
+@pytest.mark.parametrize(("fmt", "ranks"), [("bf16", 1), *((fmt, n) for fmt in FORMATS[1:] for n in (1, 2, 4))])
+def test_greedy_replies_are_those_of_the_class(
+    release: Release, continued: Callable[[str], list[int]], fmt: str, ranks: int
+) -> None:
+    """Also of ranks, which cut blocks of scales to 96 and 48 rows of an expert and share key/value heads."""
+    model, (_, folder) = load_plugins(environ={}).model("qwen38-flash-next"), release(fmt)
+    for depth in (0, 4) if ranks == 1 else (4,):
+        form = settings(mtp=depth > 0, mtp_depth=max(1, depth))
+        served = TensorParallelWorld.load(model, folder, form, ranks) if ranks > 1 else world(folder, form)
+        assert served.reply(TOKENS[:33], 8).tokens == continued(fmt)
 
 
 def test_a_table_with_other_constants_is_refused(release: Release, tmp_path: Path) -> None:
