@@ -11,7 +11,7 @@ from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.operations import Begin, Prefill
 from dgpp_core.host.loading import LoadedModel, load_plugins
 from dgpp_core.sampling.params import GREEDY
-from dgpp_core.testing.world import World
+from dgpp_core.testing import TensorParallelWorld, World
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,6 +39,22 @@ def test_logprobs_are_near_those_of_the_cpu(model: LoadedModel, fmt: str, tmp_pa
         found = engine.execute(0, [begin, prefill]).slots[0].logprobs
         assert found is not None
         first.append(dict(found[0].top))
+    shared = set(first[0]) & set(first[1])
+    assert len(shared) >= 10
+    assert max(abs(first[0][token] - first[1][token]) for token in shared) < 0.5
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("fmt", ["bf16", "fp8", "nvfp4"])
+def test_ranks_agree_to_the_bit_and_are_near_one(model: LoadedModel, fmt: str, ranks: int, tmp_path: Path) -> None:
+    """All on one device, drafting; the world compares what the ranks compute in every tick."""
+    raw, dtype = in_format(model.spec, model.spec.tiny_config, fmt)
+    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, tmp_path, seed=4, dtype=dtype)
+    settings = EngineSettings(max_concurrency=4, kv_capacity=2048, mtp=True, mtp_depth=4)
+    one = World.from_checkpoint(model, tmp_path, settings, device="cuda").reply(PROMPT, 1, logprobs=20)
+    several = TensorParallelWorld.load(model, tmp_path, settings, ranks, device="cuda").reply(PROMPT, 12, logprobs=20)
+    assert len(several.tokens) == 12
+    first = [dict(reply.logprobs[0].top) for reply in (one, several)]
     shared = set(first[0]) & set(first[1])
     assert len(shared) >= 10
     assert max(abs(first[0][token] - first[1][token]) for token in shared) < 0.5
