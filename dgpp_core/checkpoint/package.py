@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import shutil
 import tempfile
 from importlib import metadata
@@ -16,6 +17,7 @@ from dgpp_core.api.errors import CheckpointError, DgppError
 from dgpp_core.api.spec import ModelSpec, PackagedCheckpoint
 from dgpp_core.checkpoint.gguf import convert, require_gguf
 from dgpp_core.checkpoint.progress import Progress
+from dgpp_core.host.child import end_with
 
 DTYPE = "float32"
 """Keeps every value of the file; a narrower one would round once more what was quantised before."""
@@ -88,7 +90,7 @@ def _convert_apart(source: Path, work: Path, report: Progress) -> None:
     """Convert in a process of its own: the front end must not keep torch and the weights' pages for its whole life."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(there, source, work), daemon=True)
+    child = context.Process(target=_child, args=(os.getpid(), there, source, work), daemon=True)
     child.start()
     there.close()
     try:
@@ -101,7 +103,8 @@ def _convert_apart(source: Path, work: Path, report: Progress) -> None:
         raise message
 
 
-def _child(pipe: Connection, source: Path, work: Path) -> None:
+def _child(parent: int, pipe: Connection, source: Path, work: Path) -> None:
+    end_with(parent)
     try:
         convert(source, work, DTYPE, lambda *progress: pipe.send(progress))
         pipe.send(None)

@@ -7,7 +7,6 @@ import os
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from dgpp_core.api.errors import ConfigError, EngineError
 from dgpp_core.cli.client import Client
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json
 from dgpp_core.cli.options import api_key_option
+from dgpp_core.host.child import module_command
 
 EPILOG = """\b
 Examples:
@@ -107,7 +107,7 @@ def boot(
 
     Options of `dgpp serve` may follow after --.
     """
-    line = [sys.executable, "-m", "dgpp_core.cli", "serve", "--plugin", plugin, "--device", device]
+    line = module_command("dgpp_core.cli", "serve", "--plugin", plugin, "--device", device)
     if checkpoint is not None:
         line += ["--checkpoint", checkpoint]
     with socket.create_server(("127.0.0.1", 0)) as probe:

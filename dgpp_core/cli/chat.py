@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from dgpp_core.api.errors import DgppError, EngineError
 from dgpp_core.cli.client import Client, Message, request_body
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json, report
 from dgpp_core.cli.options import api_key_option, model_options, offline_option
+from dgpp_core.host.child import module_command
 
 EPILOG = """\b
 Examples:
@@ -86,7 +86,7 @@ def service(arguments: list[str]) -> Iterator[Client]:
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    line = [sys.executable, "-m", "dgpp_core.cli", "serve", *arguments, f"--port={port}", "--host=127.0.0.1"]
+    line = module_command("dgpp_core.cli", "serve", *arguments, f"--port={port}", "--host=127.0.0.1")
     line.append("--api-key-file=")  # the site's keys are for others
     quiet = {"DGPP_LOG_LEVEL": "warn", **os.environ}
     # A session of its own keeps Ctrl-C, which stops a reply, from stopping the service.

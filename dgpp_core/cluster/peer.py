@@ -20,11 +20,12 @@ from dgpp_core.cluster.boot import Assignment, Built, build, set_threads
 from dgpp_core.cluster.follower import Follower
 from dgpp_core.cluster.identity import Build
 from dgpp_core.cluster.member import Member, connect, join
-from dgpp_core.cluster.process import Life, end_with_parent, process_name
+from dgpp_core.cluster.process import Life, process_name
 from dgpp_core.cluster.records import PROTOCOL, Era, Gone, Hello, Vote
 from dgpp_core.cluster.vigil import MISSED, Patience
 from dgpp_core.config.fabric import Fabric
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.engine import Engine
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.scheduler.scheduler import Scheduler
 from dgpp_core.scheduler.stepper import Stepper
@@ -44,7 +45,6 @@ class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
         here: ranks on this host.
         log_dir: where the fault file goes.
         timeout: seconds to reach rank 0.
-        with_parent: end when the process that started this one ends.
         fabric: this node's; the transport is rank 0's choice.
     """
 
@@ -60,7 +60,6 @@ class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
     here: int = 1
     log_dir: str
     timeout: float = 120.0
-    with_parent: bool = False
     fabric: Fabric = Fabric()
 
 
@@ -75,6 +74,7 @@ class Peer:
         self._options, self._clock = options, clock
         self._life = Life(options.rank, options.epoch, options.log_dir, clock)
         self._serving = False
+        self._engine: Engine | None = None
 
     def run(self) -> int:
         """Join, build, vote and follow to the end; the exit status.
@@ -100,7 +100,7 @@ class Peer:
         except Exception as error:
             self._fail(error)
         self._member.close()
-        self._life.leave()
+        self._life.leave(self._engine)
         return 0
 
     def interrupt(self) -> None:
@@ -115,6 +115,7 @@ class Peer:
             expected = f"{era.model}, as rank 0 serves it"
             raise EngineError("this rank was started for another model", found=self._options.model, expected=expected)
         built = build(what, lambda device: self._connect(device, era), _quiet, self._life.pulse)
+        self._engine = built.engine
         self._member.post(Vote(built.terms(), self._life.pulse.longest))
         return built
 
@@ -160,8 +161,6 @@ def _quiet(stage: str, done: int, total: int) -> None:
 
 def run(options: PeerOptions) -> int:
     """Run one rank to its end; the exit status. Ends the process itself where the world fails."""
-    if options.with_parent:
-        end_with_parent()
     set_threads(options.here)
     peer = Peer(options, time.monotonic)
     for number in (signal.SIGINT, signal.SIGTERM):

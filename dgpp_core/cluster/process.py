@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import time
 import traceback
@@ -24,10 +22,10 @@ from dgpp_core.cluster.stream import OperationStream
 from dgpp_core.cluster.vigil import FAILED, MISSED, Fault
 from dgpp_core.config.fabric import Fabric
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.engine import Engine
 
 BUS_S = 3600.0
 """Seconds that the bus waits for a rank: the others may load for long, and one that is lost is noticed elsewhere."""
-_PR_SET_PDEATHSIG = 1
 
 
 class Life:
@@ -64,8 +62,10 @@ class Life:
         self._bus = meet(era.bus, terms, fabric, pace=None if pace < 0 else pace)
         return WatchedBus(self._bus, self.pulse)
 
-    def leave(self) -> None:
-        """Part from the other ranks in order."""
+    def leave(self, engine: Engine | None) -> None:
+        """Part from the other ranks in order, with nothing captured left that could still call them."""
+        if engine is not None:
+            engine.release()
         if self._bus is not None:
             self._bus.close()
 
@@ -97,11 +97,6 @@ class Life:
 def process_name() -> str:
     """Host and process id."""
     return f"{socket.gethostname()} process {os.getpid()}"
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _raised_at(error: Exception) -> str:

@@ -24,7 +24,6 @@ from dgpp_core.api import DgppError, EngineError
 from dgpp_core.cluster.boot import Assignment, Built, build, set_threads
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.cluster.lead import Lead
-from dgpp_core.cluster.process import end_with_parent
 from dgpp_core.cluster.pulse import Pulse
 from dgpp_core.cluster.rank import Rank
 from dgpp_core.config.settings import EngineSettings
@@ -129,7 +128,6 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s rank 0: %(message)s")
     # A terminal's Ctrl-C reaches the whole process group; the front end decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
     channel = Channel(sock, on_close=lambda: os._exit(0))
     try:
         return serve(channel, time.monotonic)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from dgpp_core.api.errors import LaunchError
+from dgpp_core.host.child import program_command
 from dgpp_core.launch.agent import releases
 from dgpp_core.launch.nodes import Node, SshNode, call, call_for, each
 
@@ -75,7 +76,7 @@ def _copy(unit: Path, node: Node, target: str, say: Say) -> None:
         _pump([*line, f"{unit}/", f"{_bracketed(node.name)}:{target}/"], None, node, say)
         return
     total = sum(path.stat().st_size for path in unit.rglob("*") if path.is_file() and not path.is_symlink())
-    with subprocess.Popen(["tar", "-C", str(unit), "-cf", "-", "."], stdout=subprocess.PIPE) as source:
+    with subprocess.Popen(program_command("tar", "-C", str(unit), "-cf", "-", "."), stdout=subprocess.PIPE) as source:
         assert source.stdout is not None, "it was asked for"
         _pump(node.command(["tar", "-C", target, "-xf", "-"]), (source.stdout, total), node, say)
     if source.returncode:
@@ -96,7 +97,7 @@ def _pump(line: Sequence[str], source: tuple[IO[bytes], int] | None, node: Node,
     fed = pipe if source else subprocess.DEVNULL
     with (
         tempfile.TemporaryFile() as errors,
-        subprocess.Popen(line, stdin=fed, stdout=None if source else pipe, stderr=errors) as process,
+        subprocess.Popen(program_command(*line), stdin=fed, stdout=None if source else pipe, stderr=errors) as process,
     ):
         late = threading.Timer(COPY_S, process.kill)
         late.start()

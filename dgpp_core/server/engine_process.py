@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
@@ -14,6 +13,7 @@ from typing import cast
 import msgspec
 
 from dgpp_core.api.errors import EngineError
+from dgpp_core.host.child import module_command
 from dgpp_core.scheduler.messages import (
     VERSION,
     Beat,
@@ -234,7 +234,7 @@ async def engine_process(
     try:
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, "--fd", str(theirs.fileno()), *arguments,
+                *module_command(module, "--fd", str(theirs.fileno()), *arguments),
                 pass_fds=[sock.fileno() for sock in (theirs, inherit) if sock is not None],
                 stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=environ,
             )  # fmt: skip

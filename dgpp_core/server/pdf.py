@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import threading
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.host.child import program_command
 
 MAGIC = b"%PDF-"
 
@@ -66,20 +68,17 @@ class PdfReader:
         return self._checked(written, status, param)
 
     def _start(self, stdin: int) -> subprocess.Popen[bytes]:
-        arguments = [self._command, "-enc", "UTF-8", "-layout", "-", "-"]
+        if shutil.which(self._command) is None:
+            what = f"PDFs cannot be read here: there is no program {self._command}"
+            hint = "install poppler-utils, name another program in engine.file_inputs.pdf_command, or send text"
+            raise RequestError(what, status=503, param="file", code="pdf_extractor_unavailable", hint=hint)
         with self._lock:
             if self._closed:
                 raise RequestError("the server is shutting down", status=503, code="server_shutdown")
-            try:
-                process = subprocess.Popen(
-                    arguments, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-                )
-            except OSError as error:
-                what = f"PDFs cannot be read here: {self._command} does not start ({error.strerror})"
-                hint = "install poppler-utils, name another program in engine.file_inputs.pdf_command, or send text"
-                raise RequestError(
-                    what, status=503, param="file", code="pdf_extractor_unavailable", hint=hint
-                ) from None
+            process = subprocess.Popen(
+                program_command(self._command, "-enc", "UTF-8", "-layout", "-", "-"),
+                stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
             self._running.add(process)
             return process
 

@@ -8,13 +8,13 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
 from dgpp_core.api.errors import ConfigError
+from dgpp_core.host.child import module_command
 from dgpp_core.scheduler.messages import Ranks
 from dgpp_core.server.options import ServeOptions, WorldOptions
 
@@ -125,7 +125,7 @@ async def local_ranks(options: ServeOptions, journal: socket.socket, on_end: OnE
     try:
         for rank in range(1, world.size):
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", PEER, _peer_options(options, world, rank, journal),
+                *module_command(PEER, _peer_options(options, world, rank, journal)),
                 stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=rank_environ(),
             )  # fmt: skip
             started.append(LocalRank(rank, process))
@@ -144,7 +144,7 @@ def _peer_options(options: ServeOptions, world: WorldOptions, rank: int, journal
         "rank": rank, "world": world.size, "rendezvous": f"{host}:{port}", "model": options.model,
         "checkpoint": options.checkpoint, "device": options.device, "epoch": world.epoch,
         "image_cache": options.image_cache, "here": world.here, "log_dir": world.log_dir, "timeout": world.timeout,
-        "with_parent": True, "fabric": world.fabric,
+        "fabric": world.fabric,
     }  # fmt: skip
     return msgspec.json.encode(said).decode()
 

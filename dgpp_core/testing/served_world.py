@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -20,8 +19,12 @@ from typing import Any
 
 import msgspec
 
+from dgpp_core.host.child import module_command
+
 START_S = 120.0
 MODEL = "world"
+LOG = "stderr.txt"
+"""What it and its ranks write to standard error."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -55,7 +58,7 @@ class ServedWorld:
     @property
     def log(self) -> str:
         """What it and its ranks have written to standard error so far."""
-        return (self.folder / "stderr.txt").read_text()
+        return (self.folder / LOG).read_text()
 
     def fault_file(self, rank: int, epoch: int = 1) -> str:
         """What a rank has left behind."""
@@ -146,31 +149,40 @@ def free_port() -> int:
 def served_world(
     folder: Path, arguments: Sequence[str], *, environ: Mapping[str, str], prefix: Sequence[str] = ()
 ) -> Iterator[ServedWorld]:
-    """``dgpp serve`` for as long as the block runs, its fault files and its log in ``folder``; killed at the end.
-
-    Args:
-        arguments: of ``dgpp serve``: what is served, and by how many ranks.
-        prefix: what the command line is put behind, such as ``ip netns exec NAME``.
+    """A `started_service` that is ready.
 
     Raises:
         RuntimeError: it ended or said nothing for `START_S` seconds; has its log.
     """
+    with started_service(folder, arguments, environ=environ, prefix=prefix) as process:
+        ready = await_line(process)
+        if not ready.startswith("READY"):
+            raise RuntimeError(f"no READY but {ready!r}: {(folder / LOG).read_text()}")
+        yield ServedWorld(process, ready.split()[1].removesuffix("/v1"), folder)
+
+
+@contextlib.contextmanager
+def started_service(
+    folder: Path, arguments: Sequence[str], *, environ: Mapping[str, str], prefix: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """``dgpp serve`` for as long as the block runs, its fault files and its `LOG` in ``folder``; killed at the end.
+
+    Args:
+        arguments: of ``dgpp serve``: what is served, and by how many ranks.
+        prefix: what the command line is put behind, such as ``ip netns exec NAME``.
+    """
     line = [
-        *prefix, sys.executable, "-m", "dgpp_core.cli", "serve", f"--model-alias={MODEL}", f"--log-dir={folder}",
-        *arguments,
+        *prefix, *module_command("dgpp_core.cli", "serve", f"--model-alias={MODEL}", f"--log-dir={folder}"), *arguments,
     ]  # fmt: skip
     if not any(argument.startswith("--port") for argument in arguments):
         line.append(f"--port={free_port()}")
     folder.mkdir(parents=True, exist_ok=True)
     with (
-        (folder / "stderr.txt").open("w") as errors,
+        (folder / LOG).open("w") as errors,
         subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(environ)) as process,
     ):
         try:
-            ready = await_line(process)
-            if not ready.startswith("READY"):
-                raise RuntimeError(f"no READY but {ready!r}: {(folder / 'stderr.txt').read_text()}")
-            yield ServedWorld(process, ready.split()[1].removesuffix("/v1"), folder)
+            yield process
         finally:
             process.kill()
 
@@ -187,7 +199,7 @@ def started_rank(
     folder: Path, arguments: Sequence[str], *, environ: Mapping[str, str], prefix: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[str]]:
     """``dgpp rank`` for as long as the block runs, its standard error a pipe; killed at the end."""
-    line = [*prefix, sys.executable, "-m", "dgpp_core.cli", "rank", f"--log-dir={folder}", *arguments]
+    line = [*prefix, *module_command("dgpp_core.cli", "rank", f"--log-dir={folder}"), *arguments]
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=dict(environ)) as process:
         try:
             yield process

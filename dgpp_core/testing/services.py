@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dgpp_core.api.errors import EngineError
+from dgpp_core.host.child import module_command
 
 _READY = "READY "
 
@@ -74,4 +74,4 @@ def serve_command(plugin: str, *options: str) -> list[str]:
     """``dgpp serve`` of a model on a port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    return [sys.executable, "-m", "dgpp_core.cli", "serve", "--plugin", plugin, "--port", str(port), *options]
+    return module_command("dgpp_core.cli", "serve", "--plugin", plugin, "--port", str(port), *options)

@@ -20,6 +20,7 @@ import pytest
 from dgpp_core.api import ConfigError, DgppError, RequestError
 from dgpp_core.cli.chat import Chat
 from dgpp_core.cli.client import Client, Piece
+from dgpp_core.host.child import module_command
 
 START_S = 120
 LINE = [sys.executable, "-m", "dgpp_core.cli"]
@@ -44,7 +45,8 @@ def service(toy_package: Path, toy_checkpoint: Path) -> Iterator[str]:
     """The URL of a running `dgpp serve`; it must end orderly at SIGTERM."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    line = [*LINE, "serve", "--plugin=toy", f"--checkpoint={toy_checkpoint}", f"--port={port}", "--model-alias=toy"]
+    serve = ("serve", "--plugin=toy", f"--checkpoint={toy_checkpoint}", f"--port={port}", "--model-alias=toy")
+    line = module_command("dgpp_core.cli", *serve)
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environ(toy_package))
     try:
         assert wait_for(process, "READY").startswith("READY")

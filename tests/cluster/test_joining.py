@@ -8,13 +8,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import dgpp_core
+from dgpp_core.host.child import module_command
 from dgpp_core.testing.served_world import await_line, free_port, started_rank
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ class Waiting:
 def waiting(folder: Path, environ: Mapping[str, str], *arguments: str) -> Iterator[Waiting]:
     address = f"127.0.0.1:{free_port()}"
     line = [
-        sys.executable, "-m", "dgpp_core.cli", "serve", f"--port={free_port()}", f"--rendezvous={address}",
+        *module_command("dgpp_core.cli", "serve", f"--port={free_port()}", f"--rendezvous={address}"),
         f"--log-dir={folder}", "--epoch=7", *arguments,
     ]  # fmt: skip
     pipe = subprocess.PIPE

@@ -18,6 +18,7 @@ import click
 import pytest
 
 from dgpp_core.cli.main import cli
+from dgpp_core.host.child import program_command
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -102,7 +103,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = next(command for command in commands(README) if command.startswith("dgpp serve"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    arguments = [str(BIN / "dgpp"), *shlex.split(command)[1:], "--checkpoint=./tiny", f"--port={port}"]
+    options = ("--checkpoint=./tiny", f"--port={port}")
+    arguments = program_command(str(BIN / "dgpp"), *shlex.split(command)[1:], *options)
     log = folder / "log"
     with log.open("w") as stderr:
         server = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True)

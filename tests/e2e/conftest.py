@@ -19,6 +19,8 @@ import httpx
 import openai
 import pytest
 
+from dgpp_core.host.child import module_command
+
 START_S = 300
 LINE = [sys.executable, "-m", "dgpp_core.cli"]
 Environ = dict[str, str]
@@ -136,7 +138,7 @@ def serve(environ: Environ) -> Serve:
     def start(*arguments: str, **changes: str) -> Iterator[Running]:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        line = [*LINE, "serve", f"--port={port}", *arguments]
+        line = module_command("dgpp_core.cli", "serve", f"--port={port}", *arguments)
         pipe = subprocess.PIPE
         with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environ | changes) as process:
             try:

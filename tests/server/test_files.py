@@ -158,7 +158,7 @@ def test_a_program_that_fails(
 
 def test_without_the_program_pdfs_are_refused_and_text_is_not() -> None:
     files = Files(FileInputs(pdf_command="/nonexistent/pdftotext"))
-    with pytest.raises(RequestError, match="does not start") as caught:
+    with pytest.raises(RequestError, match="there is no program /nonexistent/pdftotext") as caught:
         texts(file(HELLO_PDF), files)
     assert (caught.value.status, caught.value.code) == (503, "pdf_extractor_unavailable")
     assert "x" in texts(file(b"x"), files)

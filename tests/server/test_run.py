@@ -18,6 +18,7 @@ import httpx
 import msgspec
 import pytest
 
+from dgpp_core.host.child import program_command
 from dgpp_core.testing.fake_worker import FakeReply, FakeScript
 
 PROGRAM = """
@@ -43,7 +44,8 @@ def started(folder: Path, scratch: Path, script: FakeScript) -> Iterator[tuple[s
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     (scratch / "script").write_bytes(msgspec.json.encode(script))
-    line = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(port), str(scratch / "script")]
+    program = ("-c", textwrap.dedent(PROGRAM), str(folder), str(port), str(scratch / "script"))
+    line = program_command(sys.executable, *program)
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

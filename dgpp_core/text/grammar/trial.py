@@ -8,7 +8,6 @@ import os
 import queue
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from typing import IO, cast
 import msgspec
 
 from dgpp_core.api.errors import EngineError
+from dgpp_core.host.child import module_command
 from dgpp_core.text.grammar.frames import Tokens, Verdict, write_frame
 from dgpp_core.text.grammar.limits import COMPILE_SECONDS, MAX_SOURCE
 from dgpp_core.text.grammar.sources import GrammarError
@@ -155,7 +155,7 @@ class _Process:
         if self._process is not None and self._process.poll() is None:
             return
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dgpp_core.text.grammar.worker"],
+            module_command("dgpp_core.text.grammar.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},

@@ -7,7 +7,6 @@ starts another. The vocabulary is that of single bytes and control tokens, which
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import resource
@@ -22,8 +21,6 @@ from dgpp_core.text.grammar.frames import Tokens, Verdict, read_frame, write_fra
 from dgpp_core.text.grammar.limits import COMPILE_BYTES, PROBE_STEPS
 from dgpp_core.text.grammar.sources import GrammarError
 from dgpp_core.text.grammar.vocabulary import Vocabulary, clear, reason
-
-_PR_SET_PDEATHSIG = 1
 
 
 def small_vocabulary(tokens: Tokens) -> Vocabulary:
@@ -68,7 +65,6 @@ def main() -> int:
     """Answer every source until stdin ends."""
     resource.setrlimit(resource.RLIMIT_AS, (COMPILE_BYTES, COMPILE_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.nice(5)  # nobody's stream waits for a grammar
     source, sink = sys.stdin.buffer, sys.stdout.buffer
