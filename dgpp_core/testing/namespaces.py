@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from dgpp_core.testing.packet_loss import lossy
+
 T = TypeVar("T")
 
 INTERFACE = "eth0"
@@ -48,35 +50,31 @@ class Hosts:
         """Pull a host's cable."""
         _ip("-n", self._switch, "link", "set", f"port{host}", "down")
 
-    def drop(self, host: int, percent: float) -> None:
-        """Lose packets to and from a host, so many in a hundred.
+    @contextlib.contextmanager
+    def cut_off(self, host: int) -> Iterator[None]:
+        """Pull a host's cable while the block runs."""
+        self.cut(host)
+        try:
+            yield
+        finally:
+            _ip("-n", self._switch, "link", "set", f"port{host}", "up")
+
+    @contextlib.contextmanager
+    def drop(self, host: int, percent: float) -> Iterator[None]:
+        """Lose packets to and from a host, so many in a hundred, while the block runs.
 
         Raises:
-            subprocess.CalledProcessError: the kernel has no netem.
+            OSError: as `packet_loss.lossy`.
         """
-        for name, device in ((self._switch, f"port{host}"), (self.names[host], INTERFACE)):
-            _run("tc", "-n", name, "qdisc", "replace", "dev", device, "root", "netem", "loss", f"{percent}%")
+        with contextlib.ExitStack() as stack:
+            for name, device in ((self._switch, f"port{host}"), (self.names[host], INTERFACE)):
+                both = lossy(device, percent)
+                _inside(name, lambda both=both: stack.enter_context(both))  # type: ignore[misc]
+            yield
 
     def inside(self, host: int, work: Callable[[], T]) -> T:
         """What ``work`` returns, run on a host with all threads and processes that it starts; raises what it does."""
-        results: list[T] = []
-        errors: list[BaseException] = []
-
-        def enter() -> None:
-            try:
-                with (Path("/run/netns") / self.names[host]).open() as file:
-                    if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
-                        raise OSError(ctypes.get_errno(), "a thread cannot enter the namespace")
-                results.append(work())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=enter)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return _inside(self.names[host], work)
 
     def set_up(self) -> None:
         """Make the namespaces and the cables between them."""
@@ -114,9 +112,31 @@ def hosts(count: int) -> Iterator[Hosts]:
         made.take_down()
 
 
+def enter(name: str) -> None:
+    """Have the calling thread, and what it starts from now on, be in a namespace; raises `OSError`."""
+    with (Path("/run/netns") / name).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), "a thread cannot enter the namespace")
+
+
+def _inside(name: str, work: Callable[[], T]) -> T:
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            enter(name)
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
 def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
-
-
-def _run(*line: str) -> None:
-    subprocess.run(line, check=True, capture_output=True)
+    subprocess.run(("ip", *arguments), check=True, capture_output=True)
