@@ -20,6 +20,7 @@ from dgpp_core.cluster.process import Life, process_name
 from dgpp_core.cluster.rank import Rank, World
 from dgpp_core.cluster.records import PROTOCOL, Era, Hello
 from dgpp_core.cluster.vigil import Patience
+from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.factory import Progress
 from dgpp_core.scheduler.messages import Boot, Failed, Ranks
 
@@ -39,6 +40,7 @@ class Lead:
     ) -> None:
         self._what, self._ranks, self._channel, self._report = what, ranks, channel, report
         self._life = Life(0, ranks.epoch, ranks.log_dir, clock)
+        self._engine: Engine | None = None
         listener = socket.socket(fileno=ranks.journal_fd)
         host = listener.getsockname()[0]
         self._meeting = socket.create_server((host, ranks.fabric_port))
@@ -60,6 +62,7 @@ class Lead:
         """Form the world and build this rank; raises what keeps it from serving."""
         self.hub.gather(self._ranks.timeout, self._show)
         built = build(self._what, self._connect, self._report, self._life.pulse)
+        self._engine = built.engine
         self.hub.vote(built.terms(), self._life.pulse.longest, self._show)
         return built
 
@@ -73,7 +76,7 @@ class Lead:
         self.hub.finish()
         step, digest = self._life.stream.head
         _log.info("%d ranks took the same %d steps, digest %016x", self._ranks.world, step, digest)
-        self._life.leave()
+        self._life.leave(self._engine)
 
     def fail(self, error: Exception) -> None:
         """The loop raised: end the world with the account that is nearest to the cause. Does not return."""

@@ -164,6 +164,11 @@ class Engine:
             yield from runner.capture()
         self.runner = runner
 
+    def release(self) -> None:
+        """Give captured steps back: a library's communicator waits at its end for graphs that have its kernels."""
+        if isinstance(self.runner, StaticRunner) and self.device.type == "cuda":
+            self.runner.release()
+
     def execute(self, tick: int, operations: Sequence[Operation]) -> StepResult:
         """Run one tick's operations in order and wait for what they commit.
 

@@ -89,6 +89,12 @@ class Family:
             ) from error
         self._graphs = graphs
 
+    def release(self) -> None:
+        """Give the graphs back."""
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+
     def take(self, slots: Sequence[int]) -> None:
         """The requests of the next step."""
         wanted = (*slots, *(self._inert for _ in range(self.segments - len(slots))))
@@ -187,6 +193,12 @@ class StaticRunner:
         for family in sorted(self._families.values(), key=lambda f: -f.segments * f.width):
             yield family.name
             family.capture(pool)
+
+    def release(self) -> None:
+        """Give all graphs back; steps run as they come from now on."""
+        torch.cuda.synchronize(self._device)
+        for family in self._families.values():
+            family.release()
 
     def verify(self, slots: Sequence[int], depth: int, max_length: int) -> Step:
         """See `dgpp_core.engine.runner.Runner`; ``max_length`` is the family's own."""
