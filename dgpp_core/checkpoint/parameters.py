@@ -10,7 +10,14 @@ import msgspec
 from dgpp_core.api.bindings import Binding, BindingTable, Role, Stack
 from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape
 from dgpp_core.checkpoint.headers import DTYPE_BITS
-from dgpp_core.formats.resident import Bf16Form, DeviceKind, bf16_matrix_bytes, resident_bytes, stored_bytes
+from dgpp_core.formats.resident import (
+    WIDENED,
+    Bf16Form,
+    DeviceKind,
+    bf16_matrix_bytes,
+    resident_bytes,
+    stored_bytes,
+)
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -61,10 +68,10 @@ class Parameter(msgspec.Struct, frozen=True):
         """
         if self.role == "linear" and device == "cpu" and len(self.shape) >= 2:
             return self.entries * resident_bytes("linear", (*self.shape[:-2], self.matrix_rows, self.shape[-1]), device)
-        if (storage := self.storage(device)) != "dense":
-            heights = [height for binding in self.bindings for height in self._heights(binding, storage)]
-            edges, unit = sorted({*heights[:-1]}), math.gcd(*heights)
-            return sum(self._stored_bytes(binding, storage, edges, unit) for binding in self.bindings)
+        if (storage := self.storage(device)) in WIDENED:
+            return self.elements * (2 if self.entries > 1 else 4)
+        if storage != "dense":
+            return self.loaded_bytes(storage)
         if self.bindings[0].stays_float32:
             return 4 * self.elements
         if self.bindings[0].stays_stored:
@@ -72,6 +79,12 @@ class Parameter(msgspec.Struct, frozen=True):
         if self.role == "linear" and len(self.shape) == 2:
             return bf16_matrix_bytes((self.shape[0], self.shape[1]), bf16_form)
         return resident_bytes(self.role, self.shape, device)
+
+    def loaded_bytes(self, storage: str) -> int:
+        """Bytes as the loader leaves it in ``storage``; raises as `bytes`."""
+        heights = [height for binding in self.bindings for height in self._heights(binding, storage)]
+        edges, unit = sorted({*heights[:-1]}), math.gcd(*heights)
+        return sum(self._stored_bytes(binding, storage, edges, unit) for binding in self.bindings)
 
     def _divided(self, binding: Binding, storage: str) -> bool:
         """Whether what is loaded is a slice of what is stored; a conversion comes after the cut and sees no edge."""

@@ -14,7 +14,7 @@ from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.families import family_sizes, step_depths
 from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_bytes
-from dgpp_core.formats.resident import Bf16Form, DeviceKind, resident_bytes, stored_bytes
+from dgpp_core.formats.resident import WIDENED, Bf16Form, DeviceKind, resident_bytes, stored_bytes
 
 GIB, MIB = 2**30, 2**20
 
@@ -107,7 +107,7 @@ def loading_bytes(table: BindingTable, world: int, device: DeviceKind, bf16_form
     cpu: a read buffer, and of the largest matrix: its float32 values, a probe of its shape and the probe's packed
     form. Of a stack the whole as it was read; of a quantised one `DECODING_BYTES` a value of a matrix.
     cuda: a resident form takes the place of the stored one, `PACKING_BYTES` at a time; `CONVERSION_BYTES` a value of
-    the largest matrix that is converted. A bf12 form is made beside the matrix.
+    the largest matrix that is converted. A bf12 form is made beside the matrix, and so are widened values.
     """
     held = parameters(table, world)
     if device == "cuda":
@@ -115,6 +115,8 @@ def loading_bytes(table: BindingTable, world: int, device: DeviceKind, bf16_form
         recoding = CONVERSION_BYTES * max((math.prod(cut_shape(b, world)) for b in converted), default=0)
         dense = (p for p in held.values() if p.role == "linear" and p.storage(device) == "dense")
         beside = 0 if bf16_form == "checkpoint" else max((p.bytes(device) for p in dense), default=0)
+        stored = ((p, p.storage(device)) for p in held.values())
+        beside = max(beside, *(p.loaded_bytes(storage) for p, storage in stored if storage in WIDENED), 0)
         return PACKING_BYTES + max(recoding, beside)
     sources = {source for source, _ in table.shared}
     packed = [p for name, p in held.items() if len(p.shape) >= 2 and (p.role == "linear" or name in sources)]

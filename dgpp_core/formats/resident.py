@@ -1,7 +1,7 @@
 """Bytes that a parameter takes once it is resident. Torch-free.
 
 On a CPU every weight is float32, packed as `dgpp_core.ops.linear` packs it. A GPU keeps stored forms: what operations
-make of them reorders bytes and adds none.
+make of them reorders bytes and adds none. Of `WIDENED` storages it keeps values.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ Bf16Form = Literal["checkpoint", "bf12", "bf12+bf16"]
 """How a GPU keeps BF16 matrices: as they are, packed (`dgpp_core.formats.bf12`), or both."""
 
 DeviceKind = Literal["cpu", "cuda"]
+
+WIDENED = frozenset({"code3_g128", "code4_g128", "code6_g128"})
+"""Storages that no kernel reads: a GPU keeps float32 values of them, of experts bfloat16 ones."""
 
 COMPUTE_BYTES: dict[DeviceKind, int] = {"cpu": 4, "cuda": 2}
 """Bytes an element of a floating-point parameter: float32 on a CPU, bfloat16 on a GPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from dgpp_core.checkpoint.parameters import parameters
 from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.formats import bf12
 from dgpp_core.formats.codec import decode, encode
-from dgpp_core.formats.resident import Bf16Form, bf16_matrix_bytes
+from dgpp_core.formats.resident import WIDENED, Bf16Form, bf16_matrix_bytes
 from dgpp_core.formats.storage import STORAGES
 from dgpp_core.ops.linear import Linear
 
@@ -39,7 +40,9 @@ def test_a_gpu_holds_what_the_loader_leaves(
     )
     matrix = weights.matrix("t")
     parameter = parameters(made, world)["t"]
-    assert parameter.bytes("cuda") == sum(tensor.nbytes for tensor in matrix.tensors().values())
+    held = sum(tensor.nbytes for tensor in matrix.tensors().values())
+    assert parameter.loaded_bytes(storage) == held
+    assert parameter.bytes("cuda") == (4 * math.prod(matrix.shape) if storage in WIDENED else held)
     assert parameter.shape == matrix.shape
 
 

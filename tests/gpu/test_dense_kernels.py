@@ -12,6 +12,7 @@ from dgpp_core.formats.codec import decode, encode
 from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.formats.matrix import Matrix
 from dgpp_core.formats.nvfp4 import Nvfp4Matrix
+from dgpp_core.formats.storage import STORAGES
 
 pytest.importorskip("triton", reason="Triton is there on Linux only")
 
@@ -153,6 +154,21 @@ def test_prefill_products(form: str, shape: tuple[int, int]) -> None:
     for start, count in ((0, 1), (0, 7), (0, 128), (5, 1), (100, 129), (130, 150)):
         found = product.wide(x[start : start + count], decode=False)
         assert torch.equal(found, whole[start : start + count]), (start, count)
+
+
+@pytest.mark.parametrize("storage", [name for name in STORAGES if name != "dense"])
+def test_what_no_fragments_fit_is_read_as_it_is_stored(storage: str) -> None:
+    weight = torch.randn(1000, 384, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0)) * 0.02
+    matrix, x = stored(storage, weight), activations(70, 384)
+    product = linear(matrix, "plain")
+    if not storage.startswith("code"):
+        held = sum(tensor.nbytes for tensor in matrix.tensors().values())
+        assert sum(tensor.nbytes for tensor in product.prepared().values()) <= held
+    whole = product.wide(x)
+    assert error(whole, x.double() @ matrix.dequantise().double().T) < LIMITS["plain"]
+    for count in (1, 2, 16, 17, 69):
+        assert torch.equal(product.wide(x[:count]), whole[:count]), count
+        assert torch.equal(product.wide(x[:count], decode=False), whole[:count]), count
 
 
 @pytest.mark.parametrize("shape", [(576, 576), (49152, 576), (7, 5)])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dgpp_core.formats.codec import convert
 from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.formats.matrix import Matrix
 from dgpp_core.formats.nvfp4 import Nvfp4Matrix
@@ -41,6 +42,10 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+STORED = ("bf16", "nvfp4", "fp8_block", "fp8_e8m0_32", "mxfp4", "int4_g64", "int8_g64")
+"""Forms of experts, each a storage but for the first."""
+
+
 def generator(seed: int) -> torch.Generator:
     return torch.Generator(DEVICE).manual_seed(seed)
 
@@ -61,7 +66,7 @@ def weights(shape: tuple[int, int], experts: int, form: str = "nvfp4") -> tuple[
     up, down = nvfp4(entries * 2 * inner, hidden, entries * 2, 1), nvfp4(entries * hidden, inner, entries, 2)
     if form == "bf16":
         return DenseMatrix(up.dequantise().bfloat16()), DenseMatrix(down.dequantise().bfloat16())
-    return up, down
+    return (up, down) if form == "nvfp4" else (convert(up, form), convert(down, form))
 
 
 def activations(rows: int, width: int) -> Tensor:
@@ -217,7 +222,7 @@ def test_grouped_products_have_the_same_bits_for_every_tile(wgmma: bool) -> None
 
 
 @pytest.mark.parametrize("decode", [True, False])
-@pytest.mark.parametrize("form", ["bf16", "nvfp4"])
+@pytest.mark.parametrize("form", STORED)
 def test_generic_experts_and_each_row_alone(form: str, decode: bool) -> None:
     up, down = weights((128, 64), EXPERTS, form)
     experts = CudaExperts(up, down, experts=EXPERTS)
@@ -231,10 +236,13 @@ def test_generic_experts_and_each_row_alone(form: str, decode: bool) -> None:
             assert torch.equal(of_row(part, count, row), of_row(whole, 200, row)), (count, row)
 
 
-@pytest.mark.parametrize("form", ["bf16", "nvfp4"])
+@pytest.mark.parametrize("form", STORED)
 def test_prepared_tensors_make_the_same_experts(form: str) -> None:
     up, down = weights((512, 128), EXPERTS, form)
     experts = CudaExperts(up, down, experts=EXPERTS)
+    if form not in ("bf16", "nvfp4"):
+        stored = sum(tensor.nbytes for matrix in (up, down) for tensor in matrix.tensors().values())
+        assert sum(tensor.nbytes for tensor in experts.prepared().values()) == stored, "nothing is widened"
     again = CudaExperts.from_prepared(experts.prepared(), experts=EXPERTS)
     x, routing = activations(5, 512), routing_of(5)
     for decode in (True, False):

@@ -7,14 +7,17 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api.errors import CheckpointError, EngineError
+from dgpp_core.formats.codec import decode, encode
 from dgpp_core.formats.fp8 import Fp8BlockMatrix
 from dgpp_core.formats.nvfp4 import Nvfp4Matrix
+from dgpp_core.formats.storage import STORAGES
 
 pytest.importorskip("triton", reason="Triton is there on Linux only")
 
 from dgpp_core.ops.kernels.pack import pack_bf16, pack_fp8, pack_nvfp4, row_chunks
 from dgpp_core.ops.kernels.pack_bf12 import MOST_OUTSIDE, PackedBf12, pack_bf12
-from dgpp_core.ops.kernels.prepare import PlainWeight, from_tensors, prepare, shape_of, tensors_of
+from dgpp_core.ops.kernels.prepare import from_tensors, prepare, shape_of, tensors_of
+from dgpp_core.ops.kernels.stored import StoredWeight
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS = 48, 384
@@ -184,15 +187,27 @@ def test_a_prepared_form_is_restored_from_its_tensors() -> None:
 def test_odd_shapes_stay_plain(shape: tuple[int, int]) -> None:
     weight = torch.randn(shape).bfloat16()
     packed = prepare(weight, CPU)
-    assert isinstance(packed, PlainWeight)
-    assert torch.equal(packed.weight, weight)
+    assert isinstance(packed, StoredWeight)
+    assert torch.equal(packed.codes, weight)
 
 
-def test_a_stored_matrix_of_an_odd_shape_is_dequantised() -> None:
-    matrix = nvfp4().columns(0, 96)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_what_no_fragments_fit_stays_as_it_is_stored(storage: str) -> None:
+    """Codebooks apart, whose columns are turned: they are widened."""
+    shape = (40, 256)
+    matrix = decode(storage, encode(storage, torch.randn(shape)), shape)
     packed = prepare(matrix, CPU)
-    assert isinstance(packed, PlainWeight)
-    assert torch.equal(packed.weight, matrix.dequantise())
+    assert isinstance(packed, StoredWeight)
+    assert packed.shape == shape
+    held = sum(tensor.nbytes for tensor in packed.tensors().values())
+    if storage.startswith("code"):
+        assert torch.equal(packed.codes, matrix.dequantise())
+    else:
+        assert held <= sum(tensor.nbytes for tensor in matrix.tensors().values())
+    again = from_tensors(tensors_of(packed))
+    assert isinstance(again, StoredWeight)
+    assert (again.kind, again.block, again.meta()) == (packed.kind, packed.block, packed.meta())
+    assert all(torch.equal(a, b) for a, b in zip(again.operands(), packed.operands(), strict=True))
 
 
 def test_a_consumed_matrix_becomes_its_resident_form_in_place() -> None:

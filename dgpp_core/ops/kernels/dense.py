@@ -31,6 +31,7 @@ from dgpp_core.ops.kernels.prepare import (
     shape_of,
     tensors_of,
 )
+from dgpp_core.ops.kernels.stored import StoredWeight
 
 _DECODE: dict[str, Any] = {"bf16": dense_bf16, "bf12": dense_bf12, "fp8": dense_fp8, "nvfp4": dense_nvfp4}
 
@@ -153,9 +154,11 @@ class CudaGateUp(CudaLinear):
 
 def plain(packed: Packed, x: Tensor, out: Tensor) -> None:
     """The product of a weight of any shape into ``out``, in float32."""
-    rows, columns = shape_of(packed)
+    assert isinstance(packed, StoredWeight)
+    rows, columns = packed.shape
     grid = (-(-len(x) // PRODUCT_META["ROWS"]), -(-rows // PRODUCT_META["COLUMNS"]))
-    plain_product[grid](*fields_of(packed), x.contiguous(), out, len(x), rows, columns, **PRODUCT_META)
+    meta = packed.meta() | PRODUCT_META
+    plain_product[grid](*packed.operands(), x.contiguous(), out, len(x), rows, columns, **meta)
 
 
 def prefill(packed: Packed, x: Tensor, out: Tensor, gated: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Experts of a layer on a GPU: resident tensors, and the launches of decode and prefill rows.
 
 NVFP4 weights whose shape fits are kept in fragment order and read by the decode and the grouped kernels; everything
-else is kept row-major in bfloat16 (`experts_generic`). Which of the two is decided by format and shape alone.
+else stays as it is stored (`experts_generic`). Which of the two is decided by format and shape alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from dgpp_core.api.errors import EngineError
+from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.formats.matrix import Matrix
 from dgpp_core.formats.nvfp4 import Nvfp4Matrix
 from dgpp_core.ops.kernels import experts_generic, experts_prefill
@@ -21,6 +22,7 @@ from dgpp_core.ops.kernels.cases import CompileCase
 from dgpp_core.ops.kernels.experts_decode import decode_down, decode_gate_up
 from dgpp_core.ops.kernels.experts_order import order_picks
 from dgpp_core.ops.kernels.pack import pack_nvfp4
+from dgpp_core.ops.kernels.stored import StoredWeight, stored_weight
 from dgpp_core.ops.router import Routing
 
 DECODE_ROWS = 64
@@ -86,16 +88,17 @@ class CudaExperts:
 
     def _take(self, tensors: Mapping[str, Tensor], experts: int, shared: bool, limit: float | None) -> None:
         self._tensors, self.experts, self.shared, self.limit = dict(tensors), experts, shared, limit
-        self.packed = "down_codes" in tensors
-        down = tensors["down_codes" if self.packed else "down_weight"]
+        self.packed, entries = "down_codes" in tensors, experts + shared
         if self.packed:
-            self.hidden, self.inner = down.shape[0] * 16 // (experts + shared), down.shape[1] * 64
+            down = tensors["down_codes"]
+            self.hidden, self.inner = down.shape[0] * 16 // entries, down.shape[1] * 64
         else:
-            self.hidden, self.inner = down.shape[1], down.shape[2]
+            self._stored = {part: StoredWeight.from_tensors(_of_part(part, tensors)) for part in PARTS}
+            rows, self.inner = self._stored["down"].shape
+            self.hidden = rows // entries
 
     def _weights(self, which: str) -> tuple[Tensor, ...]:
-        names = ("codes", "scales", "multipliers") if self.packed else ("weight", "multipliers")
-        return tuple(self._tensors[f"{which}_{name}"] for name in names)
+        return tuple(self._tensors[f"{which}_{name}"] for name in ("codes", "scales", "multipliers"))
 
     def __call__(self, x: Tensor, routing: Routing, decode: bool = True, launch_pdl: bool = True) -> Tensor:
         """What each expert gives for each of its rows, unweighted.
@@ -174,8 +177,9 @@ class CudaExperts:
 
     def _generic(self, x: Tensor, ids: Tensor, h: Tensor, y: Tensor, tile: int) -> None:
         tables, picks, top_k = order_picks(ids, self.experts, self.shared, tile), ids.numel(), ids.shape[1]
-        experts_generic.run(self._weights("gate_up"), x, h, tables, picks, top_k, True, tile, self.limit)
-        experts_generic.run(self._weights("down"), h, y, tables, picks, top_k, False, tile)
+        (up, down), entries = (self._stored[part] for part in PARTS), self.experts + self.shared
+        experts_generic.run(up, entries, x, h, tables, picks, top_k, True, tile, self.limit)
+        experts_generic.run(down, entries, h, y, tables, picks, top_k, False, tile)
 
 
 def prepare_part(
@@ -198,9 +202,14 @@ def prepare_part(
         packed = pack_nvfp4(matrix, device, f"{name}.{part}", consume)
         made = {"codes": packed.codes, "scales": packed.scales, "multipliers": packed.multipliers}
     else:
-        weight, multipliers = experts_generic.row_major(matrix, entries, torch.bfloat16, device)
-        made = {"weight": weight, "multipliers": multipliers}
+        if isinstance(matrix, DenseMatrix):
+            matrix = DenseMatrix(matrix.weight.to(torch.bfloat16))
+        made = stored_weight(matrix, device, wide=torch.bfloat16).tensors()
     return {f"{part}_{field}": value for field, value in made.items()}
+
+
+def _of_part(part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{part}_"): tensor for name, tensor in tensors.items() if name.startswith(f"{part}_")}
 
 
 def _decode_options(top_k: int, experts: int, shared: bool, rows: int, pdl: bool) -> dict[str, Any]:

@@ -10,16 +10,21 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dgpp_core.ops.kernels.cases import CompileCase
+from dgpp_core.ops.kernels.stored import stored_cases, weight_tile
 
 
 @triton.jit(do_not_specialize=["M"])
 def plain_product(
-    weights, x, out, M, N, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr
-):
+    codes, scales, multipliers, x, out, M, N, K,
+    KIND: tl.constexpr, SN: tl.constexpr, SK: tl.constexpr, SEGMENT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """``out[m, n]`` = x[m] · weights[n] in float32, k in ascending order whatever the number of rows.
 
     Args:
-        weights: floating-point ``[N, K]``, x: ``[M, K]``, out: ``[M, N]``, rounded once to its dtype.
+        codes, scales, multipliers, KIND, SN, SK, SEGMENT: the weight ``[N, K]``, a
+            `dgpp_core.ops.kernels.stored.StoredWeight`.
+        x: ``[M, K]``, out: ``[M, N]``, rounded once to its dtype.
         PRECISION: ``ieee`` is exact float32.
     """
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -30,9 +35,12 @@ def plain_product(
         inside = start + k < K
         row_mask, weight_mask = (m < M)[:, None] & inside[None, :], (n < N)[None, :] & inside[:, None]
         a = tl.load(x + m.to(tl.int64)[:, None] * K + (start + k)[None, :], mask=row_mask, other=0.0).to(tl.float32)
-        b = tl.load(weights + n.to(tl.int64)[None, :] * K + (start + k)[:, None], mask=weight_mask, other=0.0)
-        b = b.to(tl.float32)
+        b = weight_tile(
+            codes, scales, n.to(tl.int64)[None, :], (start + k)[:, None], weight_mask, K, KIND, SN, SK
+        )  # fmt: skip
         total = tl.dot(a, b, total, input_precision=PRECISION)
+    if SEGMENT > 0:
+        total = total * tl.load(multipliers + n // SEGMENT, mask=n < N, other=0.0)[None, :]
     mask = (m < M)[:, None] & (n < N)[None, :]
     tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], total.to(out.dtype.element_ty), mask=mask)
 
@@ -70,11 +78,11 @@ SMALL_META: dict[str, Any] = {"BLOCK": 1024, "PDL": True, "num_warps": 4, "launc
 
 def compile_cases() -> list[CompileCase]:
     """One of each kind; shapes are run-time numbers here."""
-    rows = (torch.bfloat16, torch.float32, 5, 100, 130)
+    rows = (torch.float32, torch.bfloat16, torch.float32, 5, 100, 256)
     return [
         *(
-            CompileCase(f"plain_product {name}", plain_product, (dtype, *rows), PRODUCT_META)
-            for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32))
+            CompileCase(f"plain_product {name}", plain_product, (*dtypes, *rows), meta | PRODUCT_META)
+            for name, dtypes, meta in stored_cases()
         ),
         *(
             CompileCase(f"fold {s} splits", fold, (torch.float32, torch.bfloat16, 5120), {"SPLITS": s, **SMALL_META})

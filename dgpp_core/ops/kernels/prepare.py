@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from msgspec import Struct
 from torch import Tensor
 
 from dgpp_core.api.errors import EngineError
@@ -17,30 +16,21 @@ from dgpp_core.formats.nvfp4 import Nvfp4Matrix
 from dgpp_core.ops.kernels.pack import PackedBf16, PackedFp8, PackedNvfp4, pack_bf16, pack_fp8, pack_nvfp4
 from dgpp_core.ops.kernels.pack_bf12 import PackedBf12, pack_bf12
 from dgpp_core.ops.kernels.plan import plan
+from dgpp_core.ops.kernels.stored import StoredWeight, stored_weight
 
 Bf16Form = Literal["bf16", "bf12"]
 
 
-class PlainWeight(Struct, frozen=True, eq=False):
-    """A weight that no fragment form fits.
+Packed = PackedBf16 | PackedBf12 | PackedFp8 | PackedNvfp4 | StoredWeight
+"""The last one is for what no fragment form fits."""
 
-    Attributes:
-        weight: ``[N, K]``, a dense matrix as it is, another in float32, exactly what its format dequantises to.
-    """
-
-    weight: Tensor
-
-
-Packed = PackedBf16 | PackedBf12 | PackedFp8 | PackedNvfp4 | PlainWeight
-
-_FORMS: dict[str, type[Packed]] = {
+_FRAGMENTS: dict[str, type[PackedBf16 | PackedBf12 | PackedFp8 | PackedNvfp4]] = {
     "bf16": PackedBf16,
     "bf12": PackedBf12,
     "fp8": PackedFp8,
     "nvfp4": PackedNvfp4,
-    "plain": PlainWeight,
 }
-_NAMES = {kind: name for name, kind in _FORMS.items()}
+_NAMES: dict[type[Packed], str] = {kind: name for name, kind in _FRAGMENTS.items()} | {StoredWeight: "plain"}
 
 
 def form_of(packed: Packed) -> str:
@@ -55,8 +45,8 @@ def fields_of(packed: Packed) -> tuple[Tensor, ...]:
 
 def shape_of(packed: Packed) -> tuple[int, int]:
     """``(N, K)`` of the matrix."""
-    if isinstance(packed, PlainWeight):
-        return packed.weight.shape[0], packed.weight.shape[1]
+    if isinstance(packed, StoredWeight):
+        return packed.shape
     first = fields_of(packed)[0]
     return first.shape[0] * 16, first.shape[1] * 64
 
@@ -88,8 +78,7 @@ def prepare(
         return pack_nvfp4(matrix, device, name, consume)
     if isinstance(matrix, Fp8BlockMatrix) and plan("fp8", rows, columns) and _whole_blocks(matrix):
         return pack_fp8(matrix, device, name, consume)
-    dense = matrix.weight if isinstance(matrix, DenseMatrix) else matrix.to(device).dequantise()
-    return PlainWeight(dense.to(device).contiguous())
+    return stored_weight(matrix, device)
 
 
 def _whole_blocks(matrix: Fp8BlockMatrix) -> bool:
@@ -98,6 +87,8 @@ def _whole_blocks(matrix: Fp8BlockMatrix) -> bool:
 
 def tensors_of(packed: Packed) -> dict[str, Tensor]:
     """The tensors of a resident form by ``form.field``: all that `from_tensors` needs."""
+    if isinstance(packed, StoredWeight):
+        return packed.tensors()
     form = form_of(packed)
     return {f"{form}.{field}": getattr(packed, field) for field in packed.__struct_fields__}
 
@@ -109,13 +100,15 @@ def from_tensors(tensors: Mapping[str, Tensor]) -> Packed:
         EngineError: the names are not those of one form.
     """
     form = next(iter(tensors), "").partition(".")[0]
-    kind = _FORMS.get(form)
+    if form.startswith("plain "):
+        return StoredWeight.from_tensors(tensors)
+    kind = _FRAGMENTS.get(form)
     fields = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
     if kind is None or set(tensors) != {f"{form}.{field}" for field in kind.__struct_fields__}:
         raise EngineError(
             "prepared weights of an unknown form",
             found=", ".join(sorted(tensors)) or "nothing",
-            expected=" or ".join(_FORMS),
+            expected=" or ".join(_NAMES.values()),
             hint="build the resident image again",
         )
     return kind(**fields)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dgpp_core.formats.codec import decode, encode
 from dgpp_core.formats.dense import DenseMatrix
 from dgpp_core.ops.experts import Experts, combine
 from dgpp_core.ops.kernels.experts_combine import combine_norm_rows, combine_rows
@@ -15,6 +16,7 @@ from dgpp_core.ops.kernels.experts_generic import plain_experts
 from dgpp_core.ops.kernels.experts_grouped import fragment_order
 from dgpp_core.ops.kernels.experts_order import count_picks, place_picks
 from dgpp_core.ops.kernels.router_choice import choose_experts, plain_logits
+from dgpp_core.ops.kernels.stored import StoredWeight, stored_weight
 from dgpp_core.ops.router import Router, Routing
 
 GENERATOR = torch.Generator().manual_seed(5)
@@ -144,13 +146,39 @@ def test_generic_experts(shared: bool, limit: float | None) -> None:
     total, picks = rows * top_k + rows * shared, rows * top_k
     h, y = torch.full((total, inner), float("nan")), torch.full((total, hidden), float("nan"))
     sizes = {"TOPK": top_k, "LIMIT": limit or 0.0, "BN": 16, "BO": 32, "BK": 32}
-    plain_experts[(1, len(made))](gate_up, factor, x, h, order, made, picks, N=2 * inner, K=hidden, GATED=True, **sizes)
-    ones = torch.ones(entries * hidden)
-    plain_experts[(2, len(made))](down, ones, h, y, order, made, picks, N=hidden, K=inner, GATED=False, **sizes)
+    up = StoredWeight("dense", (0, 0), gate_up, None, factor)
+    last = StoredWeight("dense", (0, 0), down)
+    for weight, source, out, shape in ((up, x, h, (2 * inner, hidden)), (last, h, y, (hidden, inner))):
+        meta = weight.meta() | sizes | {"N": shape[0], "K": shape[1], "GATED": weight is up}
+        plain_experts[(2, len(made))](*weight.operands(), source, out, order, made, picks, **meta)
     wide = DenseMatrix(gate_up * factor[:, None])
     layer = Experts(wide, DenseMatrix(down), experts=experts, shared=shared, limit=limit)
     expected = layer(x, Routing(ids, torch.ones(0)))
     assert torch.allclose(y, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("storage", ["fp8_block", "fp8_e8m0_32", "mxfp4", "nvfp4", "int4_g64", "int8_g128"])
+def test_generic_experts_of_stored_matrices(storage: str) -> None:
+    """Of stacks as the loader makes them, some blocks of which belong to two halves of an expert."""
+    experts, hidden, inner, rows, top_k = 3, 128, 128, 5, 2
+    shapes = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
+    made = {}
+    for part, shape in shapes.items():
+        each = [torch.randn(shape, generator=GENERATOR) / 8 * 3**e for e in range(experts)]
+        matrices = [decode(storage, encode(storage, weight), shape) for weight in each]
+        made[part] = type(matrices[0]).stack(matrices)  # type: ignore[attr-defined]
+    x, ids = torch.randn(rows, hidden, generator=GENERATOR), random_ids(rows, experts, top_k)
+    order, tiles = tables(ids, experts, False, 16)
+    h, y = torch.full((rows * top_k, inner), float("nan")), torch.full((rows * top_k, hidden), float("nan"))
+    for part, source, out in (("gate_up", x, h), ("down", h, y)):
+        weight, (n, k) = stored_weight(made[part], torch.device("cpu")), shapes[part]
+        sizes = {"TOPK": top_k, "LIMIT": 0.0, "BN": 16, "BO": 64, "BK": 64, "N": n, "K": k, "GATED": part == "gate_up"}
+        plain_experts[(2, len(tiles))](
+            *weight.operands(), source, out, order, tiles, rows * top_k, **weight.meta(), **sizes
+        )  # fmt: skip
+    layer = Experts(made["gate_up"], made["down"], experts=experts, shared=False)
+    expected = layer(x, Routing(ids, torch.ones(0)))
+    assert torch.allclose(y, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -5,15 +5,22 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is there on Linux only")
 
+from dgpp_core.formats.codec import decode, encode
+from dgpp_core.formats.dense import DenseMatrix
+from dgpp_core.formats.matrix import Matrix
+from dgpp_core.formats.nvfp4 import Nvfp4Matrix
+from dgpp_core.formats.storage import STORAGES
 from dgpp_core.ops.kernels.plain import PRODUCT_META, fold, gate, plain_product
+from dgpp_core.ops.kernels.stored import stored_weight
 
 BLOCK = 64
 
 
-def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    out = torch.full((len(x), len(weight)), float("nan"))
-    grid = (-(-len(x) // PRODUCT_META["ROWS"]), -(-len(weight) // PRODUCT_META["COLUMNS"]))
-    plain_product[grid](weight, x, out, len(x), *weight.shape, **PRODUCT_META)
+def product(x: torch.Tensor, matrix: Matrix | torch.Tensor) -> torch.Tensor:
+    weight = stored_weight(DenseMatrix(matrix) if isinstance(matrix, torch.Tensor) else matrix, torch.device("cpu"))
+    out = torch.full((len(x), weight.shape[0]), float("nan"))
+    grid = (-(-len(x) // PRODUCT_META["ROWS"]), -(-weight.shape[0] // PRODUCT_META["COLUMNS"]))
+    plain_product[grid](*weight.operands(), x, out, len(x), *weight.shape, **weight.meta(), **PRODUCT_META)
     return out
 
 
@@ -24,6 +31,24 @@ def test_plain_product(shape: tuple[int, int]) -> None:
     assert torch.allclose(whole.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
     for count in (1, 2, 16, 17):
         assert torch.equal(product(x[:count], weight), whole[:count]), count
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_every_stored_form_gives_the_bits_of_its_values(storage: str) -> None:
+    """Codes that mean all that they can, a stack whose scale blocks its parts divide, and a part of its columns."""
+    generator = torch.Generator().manual_seed(3)
+    parts = []
+    for rows in (48, 16):
+        weight = torch.randn(rows, 256, generator=generator) * torch.logspace(-3, 2, 256)
+        parts.append(decode(storage, encode(storage, weight), (rows, 256)))
+    whole: Matrix = type(parts[0]).stack(parts)  # type: ignore[attr-defined]
+    x = torch.randn(3, 256, generator=generator)
+    for matrix, rows in ((whole, x), (whole.columns(128, 128), x[:, :128].contiguous())):
+        found, values = product(rows, matrix), matrix.dequantise()
+        if isinstance(matrix, Nvfp4Matrix):  # the scale of a whole matrix goes to the finished product
+            assert torch.allclose(found, product(rows, values), rtol=1e-5, atol=1e-6 * found.abs().max().item())
+        else:
+            assert torch.equal(found, product(rows, values))
 
 
 def test_fold_adds_in_order_and_writes_nothing_else() -> None:
