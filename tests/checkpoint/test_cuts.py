@@ -47,7 +47,7 @@ def written(folder: Path, *bindings: Binding) -> tuple[BindingTable, Mapping[str
 
 def share(value: Tensor, rank: int, world: int) -> Tensor:
     """One rank's part of each fused part, below each other."""
-    return torch.cat([part.chunk(world)[rank] for part in torch.split(value, FUSED)])
+    return torch.cat([part.chunk(world)[rank] for part in torch.split(value, list(FUSED))])
 
 
 @pytest.mark.parametrize("storage", STORAGES)
