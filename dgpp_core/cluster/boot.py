@@ -152,9 +152,16 @@ def device_of(what: Assignment) -> torch.device:
     Raises:
         ConfigError: there is no such device.
     """
-    if what.here > 1 and (what.device == "cuda" or (what.device == "auto" and torch.cuda.is_available())):
-        return pick_device(f"cuda:{what.rank}")
-    return pick_device(what.device)
+    return pick_device(f"cuda:{what.rank}" if _chooses(what) else what.device)
+
+
+def shares_device(what: Assignment) -> bool:
+    """Whether the ranks of this host compute on one GPU."""
+    return what.here > 1 and what.device != "cpu" and not _chooses(what)
+
+
+def _chooses(what: Assignment) -> bool:
+    return what.here > 1 and (what.device == "cuda" or (what.device == "auto" and torch.cuda.is_available()))
 
 
 def _plan(what: Assignment, prepared: Prepared, settings: EngineSettings, device: torch.device) -> Plan:

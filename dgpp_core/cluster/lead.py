@@ -12,7 +12,7 @@ import torch
 
 from dgpp_core.api import Bus, DgppError
 from dgpp_core.bus.transports import choose
-from dgpp_core.cluster.boot import Assignment, Built, build, device_of
+from dgpp_core.cluster.boot import Assignment, Built, build, device_of, shares_device
 from dgpp_core.cluster.channel import Channel
 from dgpp_core.cluster.hub import Hub
 from dgpp_core.cluster.identity import Build
@@ -20,6 +20,7 @@ from dgpp_core.cluster.process import Life, process_name
 from dgpp_core.cluster.rank import Rank, World
 from dgpp_core.cluster.records import PROTOCOL, Era, Hello
 from dgpp_core.cluster.vigil import Patience
+from dgpp_core.config.addresses import Address, address_of, listening
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.factory import Progress
 from dgpp_core.scheduler.messages import Boot, Failed, Ranks
@@ -42,8 +43,7 @@ class Lead:
         self._life = Life(0, ranks.epoch, ranks.log_dir, clock)
         self._engine: Engine | None = None
         listener = socket.socket(fileno=ranks.journal_fd)
-        host = listener.getsockname()[0]
-        self._meeting = socket.create_server((host, ranks.fabric_port))
+        self._meeting = listening(Address(address_of(listener).host, ranks.fabric_port))
         hello = Hello(
             protocol=PROTOCOL, rank=0, world=ranks.world, epoch=ranks.epoch, process=process_name(),
             build=Build.here(what.model.plugin), settings=boot.settings,
@@ -51,8 +51,10 @@ class Lead:
         cuda = device_of(what).type == "cuda"
         self._era = Era(
             epoch=ranks.epoch, world=ranks.world, model=boot.model, settings=boot.settings,
-            fabric_port=self._meeting.getsockname()[1],
-            bus=choose(ranks.fabric, world=ranks.world, here=ranks.here, cuda=cuda),
+            fabric_port=address_of(self._meeting).port,
+            bus=choose(
+                ranks.fabric, world=ranks.world, here=ranks.here, cuda=cuda, shared=shares_device(what)
+            ),
         )  # fmt: skip
         self.hub = Hub(
             listener, hello, self._era, self._life.stream, Patience(), clock, self._life.heartbeat, self._end
@@ -87,8 +89,7 @@ class Lead:
         self._report(what, 0, 0)
 
     def _connect(self, device: torch.device) -> Bus:
-        host, port = self._meeting.getsockname()[:2]
-        return self._life.meet(self._era, f"{host}:{port}", device, self._ranks.fabric, self._meeting)
+        return self._life.meet(self._era, str(address_of(self._meeting)), device, self._ranks.fabric, self._meeting)
 
     def _end(self, error: DgppError) -> None:
         """The front end first: its clients wait."""

@@ -15,8 +15,8 @@ RDMA = ("mlx5_0",)
     ("here", "devices", "cuda", "chosen"),
     [
         (4, (), False, "shm"),
-        (4, (), True, "shm"),
-        (4, RDMA, True, "shm"),
+        (4, (), True, "nccl"),
+        (4, RDMA, True, "nccl"),
         (1, RDMA, True, "verbs"),
         (1, RDMA, False, "verbs"),
         (1, (), True, "nccl"),
@@ -25,6 +25,11 @@ RDMA = ("mlx5_0",)
 )
 def test_what_fits(here: int, devices: tuple[str, ...], cuda: bool, chosen: Transport) -> None:
     assert choose(Fabric(devices=devices), world=4, here=here, cuda=cuda) == chosen
+
+
+@pytest.mark.parametrize("devices", [(), RDMA])
+def test_ranks_that_share_a_card_meet_in_shared_memory(devices: tuple[str, ...]) -> None:
+    assert choose(Fabric(devices=devices), world=2, here=2, cuda=True, shared=True) == "shm"
 
 
 @pytest.mark.parametrize("wanted", ["shm", "verbs", "nccl", "gloo"])
