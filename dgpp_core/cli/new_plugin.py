@@ -92,7 +92,8 @@ def _filled(text: str, name: str) -> str:
 def command(name: str, folder: Path, as_json: bool) -> None:
     """Write the package of a new plugin.
 
-    It holds a small model of its own with every kind of state, a drafter and tests, and serves as it is.
+    It holds a small model of its own with every kind of state, a drafter, an encoder of images and tests, and serves
+    as it is.
     """
     files = write_plugin(name, folder)
     if as_json:

@@ -382,8 +382,8 @@ def synth(tmp_path: Path, toy: LoadedModel) -> Callable[..., Path]:
 
 def test_a_synthesised_checkpoint_can_be_loaded(toy: LoadedModel, synth: Callable[..., Path]) -> None:
     for arguments, layers, dtype in (
-        ((), 6, "BF16"),
-        (("--tiny",), 3, "BF16"),
+        ((), 8, "BF16"),
+        (("--tiny",), 4, "BF16"),
         (("--layers=2", "--format=f32"), 2, "F32"),
     ):
         prepared = prepare(toy, synth(*arguments), EngineSettings())
@@ -401,7 +401,7 @@ def test_the_seed_decides_the_weights(synth: Callable[..., Path]) -> None:
     ("arguments", "text"),
     [
         (("--tiny", "--layers", "1"), "two different models"),
-        (("--layers", "7"), "expected: 1..6"),
+        (("--layers", "9"), "expected: 1..8"),
         (("--format", "f8_e4m3"), "expected: one of bf16, f16, f32"),
         (("--format", "nvfp4"), "found: nvfp4"),
     ],
@@ -424,20 +424,20 @@ def test_a_folder_with_files_is_left_alone(toy: LoadedModel, tmp_path: Path) -> 
 
 
 def test_lists_with_an_entry_a_layer_are_cut_with_the_layers(toy: LoadedModel) -> None:
-    config = {**toy.spec.full_config, "layer_types": list("abcdef"), "other": [1, 2]}
+    config = {**toy.spec.full_config, "layer_types": list("abcdefgh"), "other": [1, 2]}
     short = shortened(msgspec.structs.replace(toy.spec, full_config=config), 2)
     assert (short["num_hidden_layers"], short["layer_types"], short["other"]) == (2, ["a", "b"], [1, 2])
 
 
 def test_a_weight_format_is_what_config_json_says_of_it(toy: LoadedModel) -> None:
     """The rules of the layer after the last, a draft layer, stay with it however many layers there are."""
-    rules = {"quant_method": "acme", "ignore": ["lm_head", "model.layers.6*", "model.layers.16.x", "layers.60"]}
+    rules = {"quant_method": "acme", "ignore": ["lm_head", "model.layers.8*", "model.layers.18.x", "layers.80"]}
     spec = msgspec.structs.replace(toy.spec, quantised={"nvfp4": rules})
     config, dtype = in_format(spec, shortened(spec, 2), "nvfp4")
     assert dtype == "BF16"
     assert config["num_hidden_layers"] == 2
     assert config["quantization_config"] == rules | {
-        "ignore": ["lm_head", "model.layers.2*", "model.layers.16.x", "layers.60"]
+        "ignore": ["lm_head", "model.layers.2*", "model.layers.18.x", "layers.80"]
     }
     assert in_format(spec, spec.full_config, "nvfp4")[0]["quantization_config"] == rules
     assert in_format(spec, config, "f32") == (shortened(spec, 2), "F32")

@@ -73,7 +73,7 @@ def test_inert_segments_leave_no_trace(toy: LoadedModel, toy_checkpoint: Path) -
         """Everything of slot 0, which takes part in no step."""
         parts = [held.lengths[0], held.candidates[0], held.last_tokens[0], held.drafts[0], held.tables[0]]
         for name, pool in engine.state.pools.items():
-            parts.append(pool[:, 1:5] if name[0] in "kvd" else pool[:, 0])
+            parts.append(pool[:, 1:5] if name[0] in "kvdl" else pool[:, 0])
         return [part.clone() for part in parts]
 
     tokens: list[torch.Tensor] = []
