@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PORT ?= 18080
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 STAMP := $(VENV)/.installed
+# Found by name, since to collect all the tests once more takes longer than some of them.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests plugins)
 PROJECTS := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
 .PHONY: help venv serve test check lint types imports clean
@@ -27,7 +29,7 @@ serve: venv ## serve SmolLM2-135M-Instruct on 127.0.0.1:18080
 
 test: venv check ## lint, types, import rules and the whole test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m alone $(ALONE)
 
 check: lint types imports ## lint, types, import rules
 

@@ -20,7 +20,10 @@ from dgpp_core.host.loading import load_plugins
 sys.path.insert(0, str(Path(__file__).parent))  # new processes are given this path, and find the programs there
 import programs
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package"),
+]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["dgpp_core.bus.distributed", "dgpp_core.testing.world"])
 

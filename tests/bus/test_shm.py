@@ -21,7 +21,7 @@ from dgpp_core.host.loading import load_plugins
 sys.path.insert(0, str(Path(__file__).parent))  # new processes are given this path, and find the programs there
 import programs
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no shared memory at {FOLDER}")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no shared memory at {FOLDER}")]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["dgpp_core.bus.distributed", "dgpp_core.bus.shm.join", "dgpp_core.testing.world"])
 run = functools.partial(programs.run, context=CONTEXT, transport="shm")

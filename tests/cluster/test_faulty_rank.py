@@ -42,7 +42,7 @@ class Wrong:
 Engine.launch = lambda self, tick, operations: Wrong(right(self, tick, operations))
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ bus.all_reduce(torch.ones(5))
 """
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no shared memory at {FOLDER}")
 def test_a_rank_that_ends_takes_those_along_that_wait_with_it_for_a_silent_one(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"

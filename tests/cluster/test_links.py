@@ -13,7 +13,11 @@ from dgpp_core.testing.served_world import Crowd, served_world, started_rank
 LIMIT_S = 4.0
 """The promise is 2 s; the rest is for a machine that does other things too."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "there are namespaces")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "there are namespaces"),
+]
 
 
 @pytest.mark.parametrize("fault", ["cut", "loss"])

@@ -15,7 +15,7 @@ PROMPTS = ("Hello", "The quick brown fox", "x" * 50)
 LIMIT_S = 4.0
 """The promise is 2 s; the rest is for a machine that does other things too."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def texts(world: ServedWorld) -> list[str]:

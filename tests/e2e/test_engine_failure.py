@@ -49,6 +49,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "stopped")])
 def test_engine_lost_under_load(
     serve_tiny: Any, wait_for: Callable[..., None], number: signal.Signals, reason: str

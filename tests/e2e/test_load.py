@@ -111,9 +111,10 @@ def storm_passes_without_a_trace(running: Any, requests: int) -> None:
     assert known(running) == before
 
 
-def test_five_hundred_requests_of_which_a_third_leaves(serve_tiny: Any) -> None:
+def test_two_hundred_requests_of_which_a_third_leaves(serve_tiny: Any) -> None:
+    """`benchmarks/soak.py` makes thousands of them."""
     with serve_tiny("--max-concurrency=8", "--kv-capacity=8192") as running:
-        storm_passes_without_a_trace(running, 500)
+        storm_passes_without_a_trace(running, 200)
 
 
 def test_the_same_where_requests_grow_and_are_preempted(serve_tiny: Any) -> None:

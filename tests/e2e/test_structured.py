@@ -63,6 +63,7 @@ def test_a_client_that_leaves_takes_its_grammar_along(tiny: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_four_structured_requests_do_not_hold_up_a_stream(tiny: Any) -> None:
     def gaps() -> list[float]:
         stream = tiny.openai().chat.completions.create(

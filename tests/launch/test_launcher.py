@@ -154,16 +154,16 @@ def test_a_rank_reads_the_site_that_the_launcher_read(place: Place, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "limit", "told"),
     [
-        ('print("no room", flush=True)\nsys.exit(1) if role == "rank" else None', "no room"),
-        ("time.sleep(60)", "not ready after"),
+        ('print("no room", flush=True)\nsys.exit(1) if role == "rank" else None', 60.0, "no room"),
+        ("time.sleep(60)", 1.0, "not ready after"),
     ],
     ids=["one ends", "none is ready"],
 )
-def test_a_start_that_fails_ends_what_it_has_started(place: Place, body: str, told: str) -> None:
+def test_a_start_that_fails_ends_what_it_has_started(place: Place, body: str, limit: float, told: str) -> None:
     with pytest.raises(LaunchError) as failed:
-        start(place.launch(body), place.outside, limit=3.0)
+        start(place.launch(body), place.outside, limit=limit)
     assert told in str(failed.value)
     world = read_world(place.launch().places.log)
     assert world is not None

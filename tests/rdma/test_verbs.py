@@ -22,6 +22,7 @@ from slabs import part
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "there are guests"),
 ]
 PROGRAM = str(Path(__file__).parent / "rdma_programs.py")

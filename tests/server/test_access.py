@@ -146,13 +146,14 @@ def test_a_client_that_stalls_is_told_and_closed(
 
 
 def test_a_slow_body_is_waited_for_while_it_comes(serve_fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(http.http_server.__kwdefaults__, "request_s", 0.6)
+    monkeypatch.setitem(http.http_server.__kwdefaults__, "request_s", 1.5)
     body = json.dumps({"model": "fake", "prompt": "colors"}).encode()
+    assert len(body) / 4 * 0.25 > 1.5
 
     def slowly() -> Iterator[bytes]:
-        for at in range(0, len(body), 8):
-            time.sleep(0.3)
-            yield body[at : at + 8]
+        for at in range(0, len(body), 4):
+            time.sleep(0.25)
+            yield body[at : at + 4]
 
     with serve_fake() as running:
         assert httpx.post(running.url + "/v1/completions", content=slowly(), timeout=30).status_code == 200
