@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,10 +15,16 @@ from dgpp_core.text.grammar.sources import GrammarError, json_object
 from dgpp_core.text.grammar.spec import Grammar
 from dgpp_core.text.grammar.vocabulary import Vocabulary, Words
 
+_Work = tuple[Future[Matcher], Sequence[int], Words]
+"""A matcher, the drafts to look past, and where the masks go."""
+
 _log = logging.getLogger(__name__)
 
 THREADS = 4
-"""For masks: the library computes without the interpreter's lock."""
+"""For masks, which the library computes without the interpreter's lock."""
+
+ROWS = 16
+"""Masks that a thread computes before a second one shares the step: waking it costs as much as a few."""
 
 COMPILERS = 2
 """Threads in which grammars are compiled ahead; a slow one holds up no masks."""
@@ -29,22 +34,18 @@ class Look:
     """The masks of one step on their way.
 
     Args:
-        widths: rows of each slot.
-        parts: the masks of each slot, None for one that is free to write anything.
+        masks: int32 ``[rows, ceil(vocab / 32)]`` on the host, -1 where a row is free to be anything.
+        parts: those who still write to it.
     """
 
-    def __init__(self, widths: Sequence[int], parts: Sequence[Future[Words] | None], device: torch.device) -> None:
-        self._widths, self._parts, self._device = widths, parts, device
+    def __init__(self, masks: Tensor, parts: Sequence[Future[None]], device: torch.device) -> None:
+        self._masks, self._parts, self._device = masks, parts, device
 
-    def masks(self) -> list[Tensor | None]:
-        """One mask a row, int32 ``[ceil(vocab / 32)]`` on the device; waits for what is not there yet."""
-        held = [part.result() for part in self._parts if part is not None]
-        rows = iter(torch.from_numpy(np.concatenate(held)).to(self._device, non_blocking=True) if held else ())
-        return [
-            None if part is None else next(rows)
-            for part, width in zip(self._parts, self._widths, strict=True)
-            for _ in range(width)
-        ]
+    def masks(self) -> Tensor:
+        """The masks on the device; waits for those that are not there yet."""
+        for part in self._parts:
+            part.result()
+        return self._masks.to(self._device, non_blocking=True)
 
 
 class Constraints:
@@ -59,6 +60,11 @@ class Constraints:
         self._threads = ThreadPoolExecutor(THREADS, "masks") if vocabulary is not None else None
         self._compilers = ThreadPoolExecutor(COMPILERS, "grammars") if vocabulary is not None else None
         self._slots: dict[int, Future[Matcher]] = {}
+
+    @property
+    def offered(self) -> bool:
+        """Whether replies can be held to grammars."""
+        return self._vocabulary is not None
 
     def compile(self, grammar: Grammar) -> Future[object]:
         """Compile a grammar that a request will come with, so that no step waits for it; what comes of it is kept."""
@@ -92,17 +98,27 @@ class Constraints:
         """Whether the slot's reply is held to a grammar."""
         return slot in self._slots
 
-    def look(self, slots: Sequence[int], drafts: Sequence[Sequence[int]] | None = None) -> Look:
-        """Begin to compute the masks of a step: for each slot one row, and one behind each of its drafts."""
-        drafts = drafts or [()] * len(slots)
-        widths = [1 + len(row) for row in drafts]
-        return Look(widths, [self._part(slot, row) for slot, row in zip(slots, drafts, strict=True)], self._device)
+    def look(self, slots: Sequence[int], drafts: Sequence[Sequence[int]] | None = None) -> Look | None:
+        """Begin to compute the masks of a step: for each slot one row, and one behind each of its drafts.
 
-    def _part(self, slot: int, drafts: Sequence[int]) -> Future[Words] | None:
-        made = self._slots.get(slot)
-        if made is None or self._threads is None:
+        Args:
+            drafts: as many for each slot.
+
+        Returns:
+            None where no reply is held to a grammar.
+        """
+        width = 1 + (len(drafts[0]) if drafts else 0)
+        if self._vocabulary is None or self._threads is None or not any(map(self.hold, slots)):
             return None
-        return self._threads.submit(lambda: made.result().masks(drafts))
+        shape = (len(slots) * width, self._vocabulary.words)
+        masks = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        rows, work = masks.numpy(), list[_Work]()
+        for at, slot in enumerate(slots):
+            if (made := self._slots.get(slot)) is not None:
+                work.append((made, drafts[at] if drafts else (), rows[at * width : (at + 1) * width]))
+        threads = min(THREADS, -(-len(work) * width // ROWS))
+        parts = [self._threads.submit(_write, work[first::threads]) for first in range(threads)]
+        return Look(masks, parts, self._device)
 
     def commit(self, slot: int, tokens: Sequence[int]) -> str:
         """Tokens that now belong to the reply; returns why the grammar cannot be followed any further, if so."""
@@ -112,6 +128,12 @@ class Constraints:
         matcher = made.result()
         matcher.take(tokens)
         return matcher.fault
+
+
+def _write(work: Sequence[_Work]) -> None:
+    for made, drafts, rows in work:
+        rows[:] = 0
+        made.result().masks(drafts, rows)
 
 
 def _matcher(vocabulary: Vocabulary, grammar: Grammar, replied: tuple[int, ...]) -> Matcher:

@@ -278,7 +278,7 @@ class Engine:
             self.state.load(op.arena, op.slot)
         self.sampler.begin(op.slot, op.params, op.prompt, op.logprobs)
         self.constraints.begin(op.slot, op.grammar, op.prompt[len(op.prompt) - op.replied :])
-        row = None if op.grammar else self.sampler.device_row(op.slot)
+        row = self.sampler.device_row(op.slot)
         if row is not None and not any(row):
             self.slots[op.slot].mode = "greedy"
         elif row is not None and self.program.samples:
@@ -326,12 +326,12 @@ class Engine:
         logits = self.model.logits(hidden)
         tokens, fine = greedy(logits)
         logprobs: tuple[TokenLogprobs | None, ...] = ()
-        modes = {info.mode for info in infos}
+        modes, held = {info.mode for info in infos}, [info.slot for info in infos]
+        if (look := self.constraints.look(held)) is not None:
+            self.program.restrict(logits, tokens, fine, look.masks())
         if "host" in modes:
             self._settle()
-            held = [info.slot for info in infos]
-            masks = self.constraints.look(held).masks()
-            picks = self._pick(logits, held, [info.bound for info in infos], masks=masks)
+            picks = self._pick(logits, held, [info.bound for info in infos])
             tokens, logprobs = picks.tokens, picks.logprobs
         elif "device" in modes:
             self.program.sample(logits, tokens, slots, self.registers.lengths[slots] - 1)
@@ -349,11 +349,13 @@ class Engine:
             self._check_rows(info, info.bound + width)
         look = self._look(op)
         step = self.runner.verify(op.slots, op.depth, max(info.bound for info in infos) + width)
+        if look is not None:
+            step.restrict(look.masks())
         picks = None
         modes = {info.mode for info in infos}
         if "host" in modes:
             self._settle()
-            picks = self._sample(step, infos, width, look)
+            picks = self._sample(step, infos, width)
         elif "device" in modes:
             step.sample()
         results = step.commit(None if picks is None else picks.tokens)
@@ -366,15 +368,17 @@ class Engine:
         if not any(map(self.constraints.hold, op.slots)):
             return None
         self._settle()
+        if not op.depth:
+            return self.constraints.look(op.slots)
         drafts = self.registers.drafts[upload(op.slots, self.device)].tolist()
         return self.constraints.look(op.slots, [row[: op.depth] for row in drafts])
 
-    def _sample(self, step: Step, infos: list[SlotInfo], width: int, look: Look | None) -> Picks:
+    def _sample(self, step: Step, infos: list[SlotInfo], width: int) -> Picks:
         """Picks by the host's sampler; everything before the step has been read, so the bounds are exact."""
         slots = [info.slot for info in infos for _ in range(width)]
         positions = [info.bound + 1 + row for info in infos for row in range(width)]
         assumed = [row[:i] for row in step.drafts.tolist() for i in range(width)] if width > 1 else None
-        return self._pick(step.logits, slots, positions, assumed, masks=look.masks() if look else None)
+        return self._pick(step.logits, slots, positions, assumed)
 
     def _pick(
         self,
@@ -382,12 +386,10 @@ class Engine:
         slots: Sequence[int],
         positions: Sequence[int],
         assumed: Sequence[Sequence[int]] | None = None,
-        *,
-        masks: Sequence[Tensor | None] | None,
     ) -> Picks:
         """The host's picks; where a collective has failed that is the error, whatever the rows look like."""
         try:
-            return self.sampler.pick(logits, slots, positions, assumed, masks=masks)
+            return self.sampler.pick(logits, slots, positions, assumed)
         finally:
             self._check()
 

@@ -4,7 +4,8 @@ A *family* is a decode shape: so many segments of 1 + depth rows. A step runs in
 requests; the segments left over are inert. Each family is three graphs. The first ends with the logits and the
 likeliest tokens; the second replaces those where a request samples; the third commits whatever picks are there and
 drafts anew. Where the device can pick for every request, all that are needed are launched at once and the host reads
-nothing; else the host picks before the third.
+nothing; else the host picks before the third. Replies that are held to grammars are masked between the first and the
+second.
 
 All that a step needs from the host is which slots take part. The rest is gathered on the device from the registers.
 
@@ -108,6 +109,15 @@ class Family:
         assert self._verified is not None
         return self._verified
 
+    def restrict(self, masks: Tensor) -> None:
+        """Between the halves, in front of `run_sample`: the first rows are held to masks.
+
+        Not captured: the kernels are queued while those of the first half run, for which the masks are waited anyway.
+        """
+        step, rows = self._verified, len(masks)
+        assert step is not None
+        self._program.restrict(step.logits[:rows], step.picked[:rows], step.fine[:rows], masks)
+
     def run_sample(self) -> None:
         """Between the halves: the device picks for the slots that sample."""
         self._run("sample", self._sample)
@@ -153,6 +163,9 @@ class StaticStep:
     @property
     def drafts(self) -> Tensor:
         return self._verified.drafts[: self._live]
+
+    def restrict(self, masks: Tensor) -> None:
+        self._family.restrict(masks)
 
     def sample(self) -> None:
         self._family.run_sample()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dgpp_core.api import Confident, Drafter, Model, State, StepBatch
 from dgpp_core.engine.registers import Registers
+from dgpp_core.ops.forbid import forbid
 from dgpp_core.ops.pick import greedy
 from dgpp_core.ops.step import GatheredRows, commit, gather, with_values
 
@@ -77,6 +78,20 @@ class DecodeProgram:
         hidden = self.model.forward(batch, self.pools)
         logits = self.model.logits(hidden)
         return Verified(batch, rows, hidden, logits, *greedy(logits))
+
+    def restrict(self, logits: Tensor, picked: Tensor, fine: Tensor, masks: Tensor) -> None:
+        """Forbid what the rows' grammars leave out, and choose the likeliest token again; all three are updated.
+
+        Args:
+            logits: ``[R, vocab]``.
+            picked: int64 ``[R]``.
+            fine: bool ``[R]``, of the rows as they were; from now on also whether anything is left to choose.
+            masks: of `dgpp_core.ops.forbid.forbid`, ``[R, ...]``.
+        """
+        forbid(logits, masks)
+        likeliest, left = greedy(logits)
+        picked.copy_(likeliest)
+        fine.logical_and_(left)
 
     def sample(self, logits: Tensor, picked: Tensor, slots: Tensor, positions: Tensor) -> None:
         """Replace the likeliest tokens by sampled ones where a slot samples; on a GPU.

@@ -14,6 +14,7 @@ import torch
 from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.operations import Begin, Decode, Operation, Prefill, Release
 from dgpp_core.sampling.params import GREEDY
+from dgpp_core.text.grammar.spec import Grammar
 
 STEPS = 3
 LOGPROBS = 20
@@ -43,14 +44,15 @@ def warm(engine: Engine, chunk: int) -> None:
     """Run prefill chunks of every kind of row count up to ``chunk``, and a step after each; the engine is left empty.
 
     Kernels may be special for one row, for multiples of their tiles and for counts that are not, so each power of two
-    is run, and one more than it.
+    is run, and one more than it. Where replies can be held to grammars, these are, to one that allows everything.
     """
     geometry = engine.geometry
+    grammar = Grammar(source="", ends=()) if engine.constraints.offered else None
     most = max(1, min(chunk, geometry.context, geometry.blocks * geometry.block_tokens - geometry.slack))
     counts = {most} | {min(most, (1 << power) + more) for power in range(most.bit_length()) for more in (0, 1)}
     for count in sorted(counts):
         blocks = tuple(range(1, 1 + -(-(count + geometry.slack) // geometry.block_tokens)))
-        begin = Begin(0, 0, (1,) * count, GREEDY, -1, blocks, 0)
+        begin = Begin(0, 0, (1,) * count, GREEDY, -1, blocks, 0, grammar=grammar)
         engine.execute(0, [begin, Prefill(0, 0, count, True), Decode((0,), engine.depth), Release(0)])
 
 

@@ -25,6 +25,10 @@ class Step(Protocol):
         """int64 ``[live segments, depth]``."""
         ...
 
+    def restrict(self, masks: Tensor) -> None:
+        """Hold every live row to its mask, before anything is picked; see `DecodeProgram.restrict`."""
+        ...
+
     def sample(self) -> None:
         """Let the device pick for the slots that sample; see `DecodeProgram.sample`."""
         ...
@@ -58,6 +62,9 @@ class EagerStep:
     @property
     def drafts(self) -> Tensor:
         return self._step.drafts
+
+    def restrict(self, masks: Tensor) -> None:
+        self._program.restrict(self._step.logits, self._step.picked, self._step.fine, masks)
 
     def sample(self) -> None:
         step = self._step

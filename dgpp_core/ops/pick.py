@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -19,5 +20,6 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
         from dgpp_core.ops.kernels import pick
 
         return pick.greedy(logits)
-    peaks, tokens = logits.max(dim=1)
-    return tokens, peaks.isfinite()
+    # NumPy's is several times as fast as torch's, and like it takes the first of equals, and a NaN before any number.
+    tokens = torch.from_numpy(logits.numpy().argmax(axis=1))
+    return tokens, logits.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite()

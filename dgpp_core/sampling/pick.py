@@ -10,6 +10,7 @@ are those of plain decoding with the same seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api.errors import EngineError, RequestError
+from dgpp_core.ops.pick import greedy
 from dgpp_core.sampling.device import greedy_row, sampled_row
 from dgpp_core.sampling.draw import Choice, draw
 from dgpp_core.sampling.logprobs import TokenLogprobs
@@ -116,45 +118,41 @@ class Sampler:
         slots: Sequence[int],
         positions: Sequence[int],
         drafts: Sequence[Sequence[int]] | None = None,
-        *,
-        masks: Sequence[Tensor | None] | None = None,
     ) -> Picks:
         """One token a row. The slots' state is not changed: `commit` what is kept.
 
         Args:
-            logits: float32 [rows, vocab].
+            logits: float32 [rows, vocab]; a token that does not exist has -inf.
             slots: the slot that a row belongs to; several rows may share one.
             positions: the absolute position at which a row's token will stand.
             drafts: tokens that a row takes for granted after the committed ones.
-            masks: the tokens that exist for a row, as `shape` takes them; None: all.
 
         Raises:
-            EngineError: shapes differ, a slot is free, a row has no finite logit, holds NaN or +inf, or its mask
-                leaves nothing.
+            EngineError: shapes differ, a slot is free, or a row has no finite logit or holds NaN or +inf.
         """
         rows = len(slots)
-        self._check_shapes(logits, rows, positions, drafts, masks)
-        peaks, best = logits.max(dim=1)
+        self._check_shapes(logits, rows, positions, drafts)
+        best, sound = greedy(logits)
         tokens: list[int] = best.tolist()
         logprobs: list[TokenLogprobs | None] = [None] * rows
-        for row, peak in enumerate(peaks.tolist()):
-            _require_finite(peak, "the logits have no finite largest value", slots[row], positions[row])
+        for row, fine in enumerate(sound.tolist()):
+            if not fine:
+                peak = float(logits[row].amax())
+                raise _not_finite(peak, "the logits have no finite largest value", slots[row], positions[row])
             state = self._state(slots[row])
-            mask = masks[row] if masks else None
-            if state.plain and mask is None:
+            if state.plain:
                 continue
-            choice = self._choose(state, logits[row], slots[row], positions[row], drafts[row] if drafts else (), mask)
+            choice = self._choose(state, logits[row], slots[row], positions[row], drafts[row] if drafts else ())
             tokens[row], logprobs[row] = choice.token, choice.logprobs
         return Picks(torch.tensor(tokens, dtype=torch.int64, device=self._device), tuple(logprobs))
 
-    def _choose(
-        self, state: _Slot, logits: Tensor, slot: int, position: int, drafts: Sequence[int], mask: Tensor | None
-    ) -> Choice:
+    def _choose(self, state: _Slot, logits: Tensor, slot: int, position: int, drafts: Sequence[int]) -> Choice:
         counts = state.counts
         if counts is not None and drafts:
             counts = self._count(drafts, counts.clone())
-        row = shape(logits, state.params, counts, state.bias, mask)
-        _require_finite(float(row.amax()), "no token is left to choose from", slot, position)
+        row = shape(logits, state.params, counts, state.bias)
+        if not math.isfinite(peak := float(row.amax())):
+            raise _not_finite(peak, "no token is left to choose from", slot, position)
         if state.params.temperature > 0:
             return draw(row, state.params, uniform(state.params.seed, position), state.logprobs)
         if state.logprobs < 0:
@@ -202,16 +200,15 @@ class Sampler:
                 "the rows to pick from do not fit together",
                 found=f"logits {logits.dtype} {list(logits.shape)}, {rows} slots, other arguments {lengths}",
                 expected=f"logits torch.float32 [{rows}, {self._vocab_size}] and {rows} of each argument",
-                hint="pass one slot, position, draft list and mask a row",
+                hint="pass one slot, position and draft list a row",
             )
 
 
-def _require_finite(peak: float, what: str, slot: int, position: int) -> None:
-    if not float("-inf") < peak < float("inf"):
-        raise EngineError(
-            what,
-            where=f"slot {slot}, position {position}",
-            found=str(peak),
-            expected="at least one finite logit, no NaN and no +inf",
-            hint="check the model's weights and kernels, and the mask if there is one",
-        )
+def _not_finite(peak: float, what: str, slot: int, position: int) -> EngineError:
+    return EngineError(
+        what,
+        where=f"slot {slot}, position {position}",
+        found=str(peak),
+        expected="at least one finite logit, no NaN and no +inf",
+        hint="check the model's weights and kernels, and the mask if there is one",
+    )

@@ -18,6 +18,7 @@ from dgpp_core.engine.engine import Engine
 from dgpp_core.engine.factory import build_engine, prepare
 from dgpp_core.engine.geometry import make_geometry
 from dgpp_core.host.loading import LoadedModel
+from dgpp_core.ops.pick import greedy
 from dgpp_core.sampling.params import GREEDY, SamplingParams
 from dgpp_core.scheduler.sizing import limits_from
 from dgpp_core.testing.tensor_parallel import TensorParallelWorld
@@ -80,6 +81,42 @@ def test_replies_conform_whatever_else_runs(held: Callable[..., World], params: 
     assert set(json.loads(text(found))) == {"k", "n"}
     assert re.fullmatch(rb"[abc]{9}-[0-9]{6}", text(code))
     assert code.tokens[-1] == OTHER_END
+
+
+def test_a_held_reply_is_picked_where_a_free_one_would_be(held: Callable[..., World]) -> None:
+    world = held()
+    for params in (GREEDY, SEEDED):
+        for grammar in (CODE, None):
+            run(world, grammar, params, 40)
+    for _ in range(3):
+        world.tick()
+    modes = [info.mode for _, info in sorted(world.engine.slots.items())]
+    assert modes == ["greedy", "greedy", "host", "host"], "only a GPU samples"
+
+
+def test_static_buffers_hold_replies_as_shapes_that_come(
+    tiny: LoadedModel, checkpoint: Path, held: Callable[..., World]
+) -> None:
+    """Three requests in buffers for four: the inert row has no mask."""
+    settings = EngineSettings(max_concurrency=4, kv_capacity=1024, block_tokens=16, prefix_cache_gib=0.0)
+    static, plain = World.from_checkpoint(tiny, checkpoint, settings, static=True), held()
+    static.engine.offer_grammars(vocabulary(static.engine.vocab_size))
+    for world in (static, plain):
+        for grammar, params in ((CODE, GREEDY), (OBJECT, SEEDED), (None, GREEDY)):
+            run(world, grammar, params, 40)
+        world.run()
+    assert [reply.tokens for reply in static.replies.values()] == [reply.tokens for reply in plain.replies.values()]
+
+
+def test_what_is_wrong_with_a_row_is_not_hidden_by_its_mask(held: Callable[..., World]) -> None:
+    """A NaN where the grammar forbids the token, and a row whose allowed tokens are all -inf."""
+    logits = torch.zeros(3, 100)
+    logits[0, 5], logits[1, 64:] = torch.nan, -torch.inf
+    masks = torch.tensor([[0, 0, -1, -1]] * 3, dtype=torch.int32)
+    tokens, fine = greedy(logits)
+    held().engine.program.restrict(logits, tokens, fine, masks)
+    assert fine.tolist() == [False, False, True]
+    assert tokens[2] == 64
 
 
 def test_the_grammar_starts_behind_the_reasoning_which_cannot_end_the_reply(held: Callable[..., World]) -> None:

@@ -12,6 +12,7 @@ import torch
 from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import load_plugins
+from dgpp_core.ops.forbid import forbid
 from dgpp_core.sampling.params import GREEDY, SamplingParams
 from dgpp_core.testing.world import World
 from dgpp_core.text.grammar import sources
@@ -42,6 +43,44 @@ def world(checkpoint: Path, request: pytest.FixtureRequest) -> World:
     made = World.from_checkpoint(model, checkpoint, settings, lag=request.param, device="cuda")
     made.engine.offer_grammars(Vocabulary(PIECES, frozenset({END}), frozenset(), made.engine.vocab_size, END))
     return made
+
+
+@pytest.mark.parametrize("vocab", [129, 49_152, 151_552])
+def test_masks_forbid_on_the_device_what_they_forbid_on_the_host(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(9, vocab, generator=generator)
+    masks = torch.randint(-(2**31), 2**31, (9, (vocab + 31) // 32), generator=generator).int()
+    masks[3], masks[4], masks[5, 1:] = -1, 0, 0
+    device = logits.cuda()
+    forbid(device[1:8], masks[1:8].cuda())
+    assert torch.equal(device[[0, 8]].cpu(), logits[[0, 8]])
+    forbid(logits, masks)
+    assert torch.equal(device[1:8].cpu(), logits[1:8])
+
+
+def test_the_device_picks_for_replies_that_are_held(world: World) -> None:
+    for params in (
+        GREEDY,
+        SamplingParams(temperature=1.3, seed=3),
+        SamplingParams(temperature=0.0, logit_bias=((1, 2.0),)),
+    ):
+        world.submit(range(1, 21), 100, params=params, eos_ids=(END,), grammar=CODE)
+    world.tick()
+    assert [info.mode for _, info in sorted(world.engine.slots.items())] == ["greedy", "device", "host"]
+    world.run()
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=1.3, seed=3), SamplingParams(top_p=0.9, top_k=5, seed=1)]
+)
+def test_the_device_draws_what_the_host_would(world: World, params: SamplingParams) -> None:
+    """With log-probabilities the host's sampler picks, from the same rows."""
+    requests = [
+        world.submit(range(1, 21), 100, params=params, logprobs=logprobs, eos_ids=(END,), grammar=CODE)
+        for logprobs in (-1, 0)
+    ]
+    replies = world.run()
+    assert replies[requests[0]].tokens == replies[requests[1]].tokens
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.3, seed=3)])

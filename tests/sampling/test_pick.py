@@ -66,7 +66,8 @@ def test_every_parameter_together_equals_brute_force(reference: Callable[..., An
         slot, position, wanted = rng.randrange(4), rng.randrange(10**6), rng.randint(-1, 5)
         sampler.begin(slot, params, prompt, wanted)
         sampler.commit(slot, output)
-        picks = sampler.pick(torch.tensor([row]), [slot], [position], [drafts], masks=[torch.tensor(allowed)])
+        logits = torch.where(torch.tensor(allowed), torch.tensor(row), -torch.inf)
+        picks = sampler.pick(logits.unsqueeze(0), [slot], [position], [drafts])
         expected = reference(
             row,
             params,
@@ -292,10 +293,10 @@ def test_counts_follow_prompt_and_committed_tokens_alone() -> None:
 def test_masked_tokens_do_not_exist(params: SamplingParams) -> None:
     sampler, logits = Sampler(64, 1, CPU), noise(40, 64)
     sampler.begin(0, params, [1], 20)
-    masks = [torch.zeros(64, dtype=torch.bool) for _ in range(40)]
+    masks = torch.zeros(40, 64, dtype=torch.bool)
     for row, mask in enumerate(masks):
         mask[[row, (row + 7) % 64, (row + 20) % 64]] = True
-    picks = sampler.pick(logits, [0] * 40, range(40), masks=masks)
+    picks = sampler.pick(logits.masked_fill(~masks, -torch.inf), [0] * 40, range(40))
     for token, found, mask in zip(picks.tokens.tolist(), picks.logprobs, masks, strict=True):
         assert mask[token]
         assert found is not None
@@ -303,19 +304,6 @@ def test_masked_tokens_do_not_exist(params: SamplingParams) -> None:
         assert all(mask[other] for other, _ in found.top)
         if params.temperature == 0:
             assert math.fsum(math.exp(p) for _, p in found.top) == pytest.approx(1)
-
-
-def test_rows_with_and_without_a_mask() -> None:
-    sampler = Sampler(4, 2, CPU)
-    sampler.begin(0, GREEDY, [0], -1)
-    sampler.begin(1, GREEDY, [0], -1)
-    only_two = torch.tensor([0b0100], dtype=torch.int32)
-    row = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
-    assert sampler.pick(row.repeat(3, 1), [0, 1, 0], range(3), masks=[None, only_two, None]).tokens.tolist() == [
-        0,
-        2,
-        0,
-    ]
 
 
 def test_greedy_logprobs_are_the_log_softmax() -> None:
@@ -377,15 +365,6 @@ def test_row_without_a_finite_maximum_names_its_slot(params: SamplingParams, val
     assert caught.value.where == "slot 5, position 11"
     assert caught.value.found == str(value)
     assert 0 <= sampler.pick(logits[:1], [2], [10]).tokens.tolist()[0] < 20
-
-
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams()], ids=["greedy", "sampled"])
-def test_mask_that_leaves_nothing_names_its_slot(params: SamplingParams) -> None:
-    sampler = Sampler(20, 4, CPU)
-    sampler.begin(3, params, [1], -1)
-    with pytest.raises(EngineError, match="no token is left") as caught:
-        sampler.pick(noise(1, 20), [3], [7], masks=[torch.zeros(20, dtype=torch.bool)])
-    assert caught.value.where == "slot 3, position 7"
 
 
 @pytest.mark.parametrize(

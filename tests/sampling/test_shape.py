@@ -1,4 +1,4 @@
-"""Penalties, bias and mask: each alone, and in their binding order."""
+"""Penalties and bias: each alone, and in their binding order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dgpp_core.api.errors import EngineError
 from dgpp_core.sampling.params import SamplingParams
 from dgpp_core.sampling.shape import shape
 
@@ -45,33 +44,6 @@ def test_repetition_before_frequency_and_presence() -> None:
 def test_penalty_before_bias() -> None:
     row = shape(LOGITS, SamplingParams(repetition_penalty=2.0), COUNTS, bias(t0=4.0, t1=5.0))
     assert row.tolist()[:2] == [2 / 2 + 4, -2 * 2 + 5]  # not (2 + 4) / 2 and (-2 + 5) / 2
-
-
-def test_bias_before_mask() -> None:
-    mask = torch.tensor([False, True, True, True, True])
-    row = shape(LOGITS, SamplingParams(), None, bias(t0=100.0), mask)
-    assert row.tolist() == [-math.inf, -2.0, 0.5, 3.0, 0.0]
-
-
-@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100])
-def test_packed_mask_equals_bool_mask(vocab: int) -> None:
-    generator = torch.Generator().manual_seed(vocab)
-    logits = torch.randn(vocab, generator=generator)
-    allowed = torch.rand(vocab, generator=generator) < 0.5
-    words = [0] * ((vocab + 31) // 32)
-    for token in allowed.nonzero().flatten().tolist():
-        words[token // 32] |= 1 << token % 32
-    packed = torch.tensor([word - (1 << 32) if word >> 31 else word for word in words], dtype=torch.int32)
-    expected = [x if ok else -math.inf for x, ok in zip(logits.tolist(), allowed.tolist(), strict=True)]
-    assert shape(logits, SamplingParams(), mask=allowed).tolist() == expected
-    assert shape(logits, SamplingParams(), mask=packed).tolist() == expected
-
-
-@pytest.mark.parametrize("mask", [torch.ones(4, dtype=torch.bool), torch.ones(5), torch.ones(2, dtype=torch.int32)])
-def test_mask_of_another_vocabulary_is_refused(mask: Tensor) -> None:
-    with pytest.raises(EngineError, match="wrong shape") as caught:
-        shape(LOGITS, SamplingParams(), mask=mask)
-    assert str(list(mask.shape)) in caught.value.found
 
 
 @pytest.mark.parametrize("penalty", [1e-300, 1e-45, 1e-38, 100.0])

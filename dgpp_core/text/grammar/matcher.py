@@ -68,14 +68,17 @@ class Matcher:
                 said = reason(self._parser) if self._parser is not None and broken else ""
                 self.fault = said or f"token {token} does not continue the grammar"
 
-    def masks(self, drafts: Sequence[int] = ()) -> Words:
+    def masks(self, drafts: Sequence[int] = (), rows: Words | None = None) -> Words:
         """Which tokens may come next, and after each of ``drafts``.
+
+        Args:
+            rows: zeros to write to; by default an array of their own.
 
         Returns:
             int32 ``[1 + drafts, words]``. Rows behind a draft that is not allowed allow everything: nothing that is
             picked there can stand.
         """
-        rows = self._vocabulary.empty(1 + len(drafts))
+        rows = self._vocabulary.empty(1 + len(drafts)) if rows is None else rows
         self.fault = self.fault or self._fill(rows[0])
         if self.fault:
             self._only_ends(rows[0])

@@ -3,6 +3,7 @@
 import torch
 
 from dgpp_core.ops.kernels.embedding import draft_input_rows, embed_norm_rows
+from dgpp_core.ops.kernels.forbid import forbid_tokens
 from dgpp_core.ops.kernels.norms import norm_rows, residual_norm_rows
 from dgpp_core.ops.kernels.pick import (
     CANDIDATES,
@@ -98,3 +99,12 @@ def test_candidates_and_normaliser() -> None:
     assert near(normaliser[:4], torch.logsumexp(logits[:4].double(), 1))
     assert fine.tolist() == [True] * 4 + [False] * 3
     assert CANDIDATES == 128
+
+
+def test_tokens_whose_bit_is_clear_are_forbidden_and_the_others_kept() -> None:
+    logits = torch.randn(3, 77, generator=G)
+    masks = torch.tensor([[-1, 0, -1], [0x55555555, -2147483648, 1 << 12], [0, 0, 0]], dtype=torch.int32)
+    allowed = [[bool(int(row[i // 32]) >> i % 32 & 1) for i in range(77)] for row in masks]
+    wanted = torch.where(torch.tensor(allowed), logits, -torch.inf)
+    forbid_tokens[(3, 3)](logits, masks, V=77, WORDS=3, CHUNK=32, PDL=False)
+    assert torch.equal(logits, wanted)
