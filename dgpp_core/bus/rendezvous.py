@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 from datetime import timedelta
 
@@ -14,8 +13,8 @@ from torch.distributed.distributed_c10d import Store
 
 import dgpp_core
 from dgpp_core.api import EngineError
+from dgpp_core.bus.roster import place_of
 
-MOST_PORTS = 65535
 LINGER = 2.0
 """Seconds that rank 0 keeps the store for others that have not left yet: they may want to read what went wrong."""
 
@@ -79,14 +78,11 @@ def _compare(store: Store, rank: int, hello: Hello, timeout: float) -> None:
 
 
 def _open(rank: int, address: str, timeout: float, listener: socket.socket | None) -> TCPStore:
-    host, _, port = address.rpartition(":")
-    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > MOST_PORTS:
-        expected = f"host:port, the port at most {MOST_PORTS}"
-        raise EngineError("the address of rank 0 is malformed", where="address", found=address, expected=expected)
+    place = place_of(address)
     limit = timedelta(seconds=timeout)
     try:
         return TCPStore(
-            host.strip("[]"), int(port), None, rank == 0, limit, wait_for_workers=False,
+            place.host, place.port, None, rank == 0, limit, wait_for_workers=False,
             master_listen_fd=listener.detach() if listener is not None else None,
         )  # fmt: skip
     except RuntimeError as error:

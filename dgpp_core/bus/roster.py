@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import socket
 import threading
@@ -19,8 +18,8 @@ from collections.abc import Callable
 import dgpp_core
 from dgpp_core.api.errors import EngineError
 from dgpp_core.bus.wire import Gone, Hello, Message, Part, Refused, Table, Wire
+from dgpp_core.config.addresses import Address, listening
 
-MOST_PORTS = 65535
 RETRY = 0.1
 """Seconds between attempts to reach rank 0."""
 GRACE = 2.0
@@ -190,22 +189,27 @@ def enter(me: Hello, address: str, timeout: float, listener: socket.socket | Non
     """
     if not 0 <= me.rank < me.world:
         raise EngineError("no such rank", where=f"rank {me.rank}", expected=f"0 to {me.world - 1}")
-    host, _, port = address.rpartition(":")
-    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > MOST_PORTS:
-        expected = f"host:port, the port at most {MOST_PORTS}"
-        raise EngineError("the address of rank 0 is malformed", where="address", found=address, expected=expected)
-    place = host.strip("[]"), int(port)
+    place = place_of(address)
     wires = _host(me, listener or _listen_at(place), timeout) if me.rank == 0 else {0: _reach(me, place, timeout)}
     roster = Roster(me.rank, me.world, wires, timeout)
     roster.gather(b"")
     return roster
 
 
-def _reach(me: Hello, place: tuple[str, int], timeout: float) -> Wire:
+def place_of(address: str) -> Address:
+    """Rank 0's address; raises `EngineError` where it is malformed."""
+    try:
+        return Address.parse(address)
+    except ValueError as error:
+        what = "the address of rank 0 is malformed"
+        raise EngineError(what, where="address", found=address, expected=str(error)) from None
+
+
+def _reach(me: Hello, place: Address, timeout: float) -> Wire:
     end, found = time.monotonic() + timeout, ""
     while time.monotonic() < end:
         try:
-            wire = Wire(socket.create_connection(place, timeout=max(0.05, end - time.monotonic())))
+            wire = Wire(socket.create_connection((place.host, place.port), timeout=max(0.05, end - time.monotonic())))
         except OSError as error:
             found = str(error)
             time.sleep(RETRY)
@@ -215,18 +219,17 @@ def _reach(me: Hello, place: tuple[str, int], timeout: float) -> Wire:
         return wire
     raise EngineError(
         f"rank 0 was not reached within {timeout:g} s",
-        where=f"rank {me.rank}, {place[0]}:{place[1]}",
+        where=f"rank {me.rank}, {place}",
         found=found,
         hint="check that rank 0 runs and that its address is right",
     )
 
 
-def _listen_at(place: tuple[str, int]) -> socket.socket:
+def _listen_at(place: Address) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-        return socket.create_server(place, family=family)
+        return listening(place)
     except OSError as error:
-        where = f"rank 0, {place[0]}:{place[1]}"
+        where = f"rank 0, {place}"
         raise EngineError("rank 0 cannot listen", where=where, found=str(error), hint="choose a free port") from error
 
 

@@ -115,7 +115,7 @@ def capacity_options(command: F) -> F:
 def service_options(command: F) -> F:
     """How the service answers and where it listens."""
     where = (
-        click.option("--host", metavar="IPV4", help="Address to listen on.  [default: 127.0.0.1]"),
+        click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: 127.0.0.1]"),
         click.option("--port", type=int, help="Port to listen on.  [default: 18080]"),
     )
     return _apply((*where, *_from_struct(HttpSettings, HTTP), *_from_struct(EngineSettings, SERVICE)), command)

@@ -40,7 +40,7 @@ It may be run again at any time. The site file keeps every line that is not chan
 @click.option("--nodes", metavar="HOSTS", help="In rank order, this one first.")
 @click.option("--ssh-user", metavar="NAME", help="Login on the others.")
 @click.option("--http-port", type=click.IntRange(1, 65535), help="Where rank 0 serves.")
-@click.option("--http-bind", metavar="IPV4", help="Where rank 0 serves.")
+@click.option("--http-bind", metavar="ADDRESS", help="Where rank 0 serves.")
 @click.option("--hub-cache", metavar="DIR", help="The Hugging Face cache, on every host.")
 @click.option("--roce", metavar="auto|none|DEVICES", default="auto", show_default=True,
               help="RDMA devices: those that every host has, none, or these.")  # fmt: skip

@@ -24,6 +24,7 @@ from dgpp_core.cluster.records import (
 )
 from dgpp_core.cluster.stream import OperationStream
 from dgpp_core.cluster.vigil import BEAT_S, FAILED, JUDGE_S, Fate, Fault, Patience
+from dgpp_core.config.addresses import Address, address_of
 
 HELLO_S = 5.0
 """How long a connection may take to say who it is."""
@@ -75,7 +76,7 @@ class Hub:
             missing = ", ".join(f"rank {rank}" for rank in self.leader.missing)
             raise EngineError(
                 f"{missing} of {self._era.world} did not come within {timeout:g} s",
-                where="{}:{}".format(*self._listener.getsockname()[:2]),
+                where=str(address_of(self._listener)),
                 hint="check that it was started, with the address of rank 0's journal; its log says why it did not",
             )
 
@@ -143,7 +144,7 @@ class Hub:
                 sock, address = self._listener.accept()
             except OSError:
                 return
-            self._start(self._welcome, sock, "{}:{}".format(*address[:2]))
+            self._start(self._welcome, sock, str(Address(*address[:2])))
 
     def _welcome(self, sock: socket.socket, address: str) -> None:
         """Take in one caller and listen to it, or tell it why not."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import socket
 import threading
 import time
@@ -25,6 +24,7 @@ from dgpp_core.cluster.records import (
     from_leader,
 )
 from dgpp_core.cluster.vigil import BEAT_S, ENDED, FAILED, JUDGE_S, Fate, Fault, Patience, Vigil, while_loading
+from dgpp_core.config.addresses import Address
 
 RELEASED = 3
 """Exit status of a follower that goes because rank 0 has gone or has ended the world."""
@@ -36,19 +36,21 @@ def connect(address: str, timeout: float) -> socket.socket:
     """A connection to rank 0's journal, which may not listen yet.
 
     Args:
-        address: ``host:port``.
+        address: as `Address`.
 
     Raises:
         EngineError: the address is malformed, or nothing listens there within ``timeout`` seconds.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not re.fullmatch(r"[0-9]{1,5}", port):
-        raise EngineError("the address of rank 0's journal is malformed", found=address, expected="host:port")
+    try:
+        place = Address.parse(address)
+    except ValueError as error:
+        what = "the address of rank 0's journal is malformed"
+        raise EngineError(what, found=address, expected=str(error)) from None
     until = time.monotonic() + timeout
     while True:
         try:
-            return socket.create_connection((host.strip("[]"), int(port)), timeout=max(until - time.monotonic(), 1))
-        except (OSError, OverflowError) as error:
+            return socket.create_connection((place.host, place.port), timeout=max(until - time.monotonic(), 1))
+        except OSError as error:
             if time.monotonic() + RETRY_S >= until:
                 hint = "check that rank 0 runs and that its address is right"
                 what = f"rank 0's journal was not reached within {timeout:g} s"

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dgpp_core.config.addresses import is_ipv6
 from dgpp_core.config.fabric import WANTED
 
 Rule = Callable[[str], Any]
@@ -32,12 +33,12 @@ def port(text: str) -> int:
     return int(text)
 
 
-def ipv4(text: str) -> str:
-    """An IPv4 address."""
+def ip_address(text: str) -> str:
+    """An IPv4 or IPv6 address, as it is usually written."""
     try:
-        return str(ipaddress.IPv4Address(text))
+        return str(ipaddress.ip_address(text))
     except ValueError:
-        raise ValueError("an IPv4 address such as 127.0.0.1 or 0.0.0.0") from None
+        raise ValueError("an IP address such as 127.0.0.1, 0.0.0.0, ::1 or ::") from None
 
 
 def node_path(text: str) -> str:
@@ -68,6 +69,15 @@ def words(pattern: str, most: int, meaning: str) -> Rule:
     return rule
 
 
+def nodes(text: str) -> tuple[str, ...]:
+    """Hosts in rank order."""
+    meaning = "different host names or addresses, separated by spaces, rank 0 first"
+    found: tuple[str, ...] = words(r"[A-Za-z0-9:][A-Za-z0-9_.:%-]*", 1 << 16, meaning)(text)
+    if any(not is_ipv6(word) for word in found if ":" in word or "%" in word):
+        raise ValueError(meaning)
+    return found
+
+
 def gid_indices(text: str) -> tuple[int, ...]:
     """One index a device."""
     found = text.split()
@@ -87,7 +97,6 @@ def overrides(text: str) -> Mapping[str, Mapping[str, str]]:
     return found
 
 
-_NODE = r"[A-Za-z0-9][A-Za-z0-9_.:-]*"
 _DEVICES = "one or two different verbs device names"
 
 NODE_RULES: Mapping[str, Rule] = {
@@ -101,13 +110,13 @@ NODE_RULES: Mapping[str, Rule] = {
 """Keys that a single node may have its own value of."""
 
 RULES: Mapping[str, Rule] = {
-    "DGPP_NODES": words(_NODE, 1 << 16, "different host names or addresses, separated by spaces, rank 0 first"),
+    "DGPP_NODES": nodes,
     "DGPP_SSH_USER": matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?", "a login name"),
     "DGPP_SSH_CONFIG": rooted_path,
     "DGPP_PYTHON": rooted_path,
     "DGPP_CLUSTER_CONFIG": matching(r".+", "the path of a deployment file"),
     "DGPP_HTTP_PORT": port,
-    "DGPP_HTTP_BIND": ipv4,
+    "DGPP_HTTP_BIND": ip_address,
     "DGPP_API_KEY_FILE": rooted_path,
     "DGPP_BUS": matching("|".join(WANTED), "one of " + ", ".join(WANTED)),
     "DGPP_FABRIC_PORT": port,

@@ -5,7 +5,6 @@ The field types carry the parse ranges, so that the parser, the command line and
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from dgpp_core.api.errors import ConfigError
+from dgpp_core.config.rules import ip_address
 from dgpp_core.config.strict import convert, parse_json, read_text
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -228,7 +228,7 @@ def without_effect(settings: EngineSettings) -> list[str]:
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The HTTP service: ``bind_host`` (IPv4) and ``port`` to listen at, ``max_body_bytes`` of a request,
+    """The HTTP service: ``bind_host`` (an IP address) and ``port`` to listen at, ``max_body_bytes`` of a request,
     ``sse_ping_interval``, the seconds of silence after which a stream gets a comment (-1 is off), and
     ``api_key_file``, the hashed API keys of which requests must show one (empty: none is needed)."""
 
@@ -239,18 +239,12 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_key_file: str = ""
 
     def __post_init__(self) -> None:
-        if not _is_ipv4(self.bind_host):
-            raise ValueError("bind_host: must be an IPv4 address such as 127.0.0.1 or 0.0.0.0")
+        try:
+            ip_address(self.bind_host)
+        except ValueError as error:
+            raise ValueError(f"bind_host: must be {error}") from None
         if self.sse_ping_interval == 0:
             raise ValueError("sse_ping_interval: must be -1 (off) or at least 1")
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Paths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

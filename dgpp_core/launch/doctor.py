@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from dgpp_core.api.errors import LaunchError
+from dgpp_core.config.addresses import Address
 from dgpp_core.config.resolve import Resolved
 from dgpp_core.config.site import Site
 from dgpp_core.launch.agent import inspect_node, processes
@@ -156,7 +157,7 @@ def _run_rank(
     home = str(call(node, processes.greet, "")["home"])
     env = resolved.node_env[rank]
     options = ExchangeOptions(
-        rank=rank, world=len(resolved.nodes), rendezvous=f"{resolved.nodes[0]}:{resolved.ports.fabric}",
+        rank=rank, world=len(resolved.nodes), rendezvous=str(Address(resolved.nodes[0], resolved.ports.fabric)),
         transport=transport, devices=tuple(env.get("DGPP_ROCE_DEVICES", "").split()),
         gid_indices=tuple(int(word) for word in env.get("DGPP_ROCE_GID_INDICES", "").split()),
     )  # fmt: skip

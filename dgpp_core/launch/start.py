@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dgpp_core.api.errors import ConfigError, LaunchError
+from dgpp_core.config.addresses import Address, reachable
 from dgpp_core.config.resolve import Resolved
 from dgpp_core.config.rules import RULES
 from dgpp_core.config.site import Site
@@ -78,7 +79,7 @@ def greet_all(nodes: Sequence[Node], names: Sequence[str]) -> list[Greeting]:
     found = each(list(zip(nodes, towards, strict=True)), lambda pair: call(pair[0], processes.greet, pair[1]))
     greetings = [msgspec.convert(said, Greeting) for said in found]
     for name, other, said in zip(names, towards, greetings, strict=True):
-        if other and said.address.startswith("127."):
+        if other and (said.address.startswith("127.") or said.address == "::1"):
             raise LaunchError(
                 "a node takes the name of another for its own", where=name, found=f"{other} is {said.address} there",
                 hint="name nodes by addresses in DGPP_NODES, or mend /etc/hosts",
@@ -186,8 +187,7 @@ def start(launch: Launch, outside: Outside, *, limit: float = READY_S) -> World:
 
 
 def _url(resolved: Resolved) -> str:
-    host = resolved.http.bind_host
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{resolved.http.port}"
+    return f"http://{Address(reachable(resolved.http.bind_host), resolved.http.port)}"
 
 
 def _start_ranks(

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from dgpp_core.api.errors import LaunchError
+from dgpp_core.config.addresses import EVERYWHERE, EVERYWHERE_6, Address, is_ipv6
 from dgpp_core.config.resolve import Resolved
 from dgpp_core.config.rules import RULES
 from dgpp_core.config.site import ENV_FILE, Site
@@ -141,10 +142,11 @@ def rank_line(resolved: Resolved, member: Member, epoch: int) -> list[str]:
         return ["serve", *files]
     journal = resolved.ports.journal
     if member.rank == 0:
-        return ["serve", *files, "--rendezvous", f"0.0.0.0:{journal}", "--epoch", str(epoch)]
+        everywhere = EVERYWHERE_6 if is_ipv6(resolved.nodes[0]) else EVERYWHERE
+        return ["serve", *files, "--rendezvous", str(Address(everywhere, journal)), "--epoch", str(epoch)]
     return [
         "rank", *files, "--rank", str(member.rank), "--world", str(resolved.world),
-        "--rendezvous", f"{resolved.nodes[0]}:{journal}", "--epoch", str(epoch),
+        "--rendezvous", str(Address(resolved.nodes[0], journal)), "--epoch", str(epoch),
     ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp, Guard, Message, Receive, Scope, Send
 
 from dgpp_core.api.errors import RequestError
+from dgpp_core.config.addresses import Address
 from dgpp_core.config.settings import HttpSettings
 from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.logs import REQUEST_ID, fields
@@ -145,9 +146,9 @@ class AccessLog:
 
 def exposure(http: HttpSettings) -> list[str]:
     """What to warn of before the service listens: who else can reach it, and what they can do then."""
-    if ipaddress.IPv4Address(http.bind_host).is_loopback:
+    if ipaddress.ip_address(http.bind_host).is_loopback:
         return []
-    where = f"the service listens on {http.bind_host}:{http.port}, beyond this machine, "
+    where = f"the service listens on {Address(http.bind_host, http.port)}, beyond this machine, "
     if http.api_key_file:
         return [where + "without TLS: keys and conversations can be read on the way; put a TLS proxy before it"]
     return [

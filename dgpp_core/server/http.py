@@ -14,6 +14,7 @@ from litestar.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dgpp_core.api.errors import ConfigError, RequestError
+from dgpp_core.config.addresses import Address, bound
 from dgpp_core.server.replies import error_body
 
 log = logging.getLogger("dgpp.access")
@@ -71,15 +72,13 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: the address cannot be bound.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    address = Address(host, port)
     try:
-        listener.bind((host, port))
+        listener = bound(address)
     except OSError as error:
-        listener.close()
         raise ConfigError(
             "the HTTP address cannot be used",
-            where=f"{host}:{port}",
+            where=str(address),
             found=error.strerror or str(error),
             hint="stop what listens there, or choose another with --port or --host",
         ) from error

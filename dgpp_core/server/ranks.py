@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from dgpp_core.api.errors import ConfigError
+from dgpp_core.config.addresses import Address, address_of, listening
 from dgpp_core.host.child import module_command
 from dgpp_core.scheduler.messages import Ranks
 from dgpp_core.server.options import ServeOptions, WorldOptions
@@ -37,17 +38,17 @@ def listen_for_ranks(world: WorldOptions) -> socket.socket:
     Raises:
         ConfigError: the address is malformed or cannot be bound.
     """
-    host, _, port = (world.rendezvous or "127.0.0.1:0").rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(
-            "the address of the journal is malformed", where="--rendezvous", found=world.rendezvous,
-            expected="host:port",
-        )  # fmt: skip
     try:
-        return socket.create_server((host.strip("[]"), int(port)))
+        address = Address.parse(world.rendezvous or "127.0.0.1:0")
+    except ValueError as error:
+        raise ConfigError(
+            "the address of the journal is malformed", where="--rendezvous", found=world.rendezvous, expected=str(error)
+        ) from None
+    try:
+        return listening(address)
     except OSError as error:
         raise ConfigError(
-            "the address of the journal cannot be used", where=f"{host}:{port}", found=error.strerror or str(error),
+            "the address of the journal cannot be used", where=str(address), found=error.strerror or str(error),
             hint="stop what listens there, or choose another with --rendezvous",
         ) from error  # fmt: skip
 
@@ -139,9 +140,8 @@ async def local_ranks(options: ServeOptions, journal: socket.socket, on_end: OnE
 
 def _peer_options(options: ServeOptions, world: WorldOptions, rank: int, journal: socket.socket) -> str:
     """The JSON of `dgpp_core.cluster.peer.PeerOptions`; the server does not import the cluster."""
-    host, port = journal.getsockname()[:2]
     said = {
-        "rank": rank, "world": world.size, "rendezvous": f"{host}:{port}", "model": options.model,
+        "rank": rank, "world": world.size, "rendezvous": str(address_of(journal)), "model": options.model,
         "checkpoint": options.checkpoint, "device": options.device, "epoch": world.epoch,
         "image_cache": options.image_cache, "here": world.here, "log_dir": world.log_dir, "timeout": world.timeout,
         "fabric": world.fabric,

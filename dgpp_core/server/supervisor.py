@@ -18,6 +18,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from dgpp_core.config.addresses import address_of
 from dgpp_core.scheduler.messages import VERSION, Boot, Ready
 from dgpp_core.server.access import AccessLog, exposure
 from dgpp_core.server.app import create_app
@@ -176,9 +177,8 @@ async def serve(
         stopping.server = server
         keeper = _Keeper(engine, client, server, timing, stopping)
         keeper.watch(service)
-        host, port = listener.getsockname()[:2]
         try:
-            status = await keeper.serve(listener, lambda: on_ready(f"http://{host}:{port}", ready))
+            status = await keeper.serve(listener, lambda: on_ready(f"http://{address_of(listener)}", ready))
         finally:
             if trial is not None:
                 trial.close()

@@ -105,7 +105,7 @@ def test_an_address_nobody_can_use_is_refused() -> None:
         silent = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(EngineError, match="rank 0 was not reached within"):
         join(1, 2, silent, timeout=0.3)
-    for address in ("127.0.0.1", ":80", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:²"):
+    for address in ("127.0.0.1", ":80", "127.0.0.1:", "127.0.0.1:65536", "::1:80", "127.0.0.1:²"):
         with pytest.raises(EngineError, match="malformed") as refused:
             join(0, 2, address)
         assert refused.value.found == address

@@ -139,7 +139,7 @@ def test_an_address_nobody_can_use_is_refused() -> None:
         silent = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(EngineError, match="rank 0 was not reached within"):
         enter(hello(1, 2, "test", ""), silent, 0.3)
-    for address in ("127.0.0.1", ":80", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:²"):
+    for address in ("127.0.0.1", ":80", "127.0.0.1:", "127.0.0.1:65536", "::1:80", "127.0.0.1:²"):
         with pytest.raises(EngineError, match="malformed"):
             enter(hello(0, 2, "test", ""), address, 1.0)
     with pytest.raises(EngineError, match="no such rank"):

@@ -146,7 +146,7 @@ def test_faults_of_the_file_as_a_whole(tmp_path: Path, content: Any, words: str)
         ({"port": 0}, "http.port"),
         ({"port": 65536}, "http.port"),
         ({"bind_host": "localhost"}, "http.bind_host"),
-        ({"bind_host": "::1"}, "http.bind_host"),
+        ({"bind_host": "[::1]"}, "http.bind_host"),
         ({"max_body_bytes": 0}, "http.max_body_bytes"),
         ({"sse_ping_interval": 0}, "http.sse_ping_interval"),
         ({"sse_ping_interval": None}, "http.sse_ping_interval"),

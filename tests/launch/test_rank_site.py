@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from dgpp_core.config.resolve import resolve
 from dgpp_core.config.settings import Deployment
 from dgpp_core.config.site import read_site
-from dgpp_core.launch.world import site_of
+from dgpp_core.launch.agent import processes
+from dgpp_core.launch.world import Member, rank_line, site_of
 
 
 def test_each_rank_gets_the_worlds_transport_and_its_own_nodes_devices(tmp_path: Path) -> None:
@@ -22,3 +25,27 @@ def test_each_rank_gets_the_worlds_transport_and_its_own_nodes_devices(tmp_path:
         (tmp_path / str(rank)).write_text(site_of(site, resolved, rank))
         found = read_site(tmp_path / str(rank), {})
         assert (found.bus, found.roce_devices, found.roce_gid_indices) == ("verbs", devices, (3, 5))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank_0", "rank_1"),
+    [
+        ("a b", "0.0.0.0:29971", "a:29971"),
+        ("10.0.0.1 10.0.0.2", "0.0.0.0:29971", "10.0.0.1:29971"),
+        ("fd00::1 fd00::2", "[::]:29971", "[fd00::1]:29971"),
+    ],
+)
+def test_ranks_meet_at_the_address_of_the_first_node(nodes: str, rank_0: str, rank_1: str) -> None:
+    site = read_site(None, {"DGPP_NODES": nodes})
+    resolved = resolve(Deployment(model="some/model", world_size=2), site, {})
+    for rank, wanted in enumerate((rank_0, rank_1)):
+        line = rank_line(resolved, Member(rank=rank, node=resolved.nodes[rank], folder="/log"), 3)
+        assert line[line.index("--rendezvous") + 1] == wanted
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").is_file(), reason="this machine has no IPv6")
+def test_a_node_says_by_which_interface_it_reaches_an_ipv6_address() -> None:
+    said = processes.greet("::1")
+    assert (said["address"], said["interface"]) == ("::1", "lo")
+    assert processes.is_here("::1")
+    assert not processes.is_here("2001:db8::1")

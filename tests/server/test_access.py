@@ -103,7 +103,8 @@ def test_every_request_has_a_line_with_its_id(root: logging.Logger, serve_fake: 
 @pytest.mark.parametrize(
     ("host", "file", "said"),
     [("127.0.0.1", "", ""), ("127.9.9.9", "", ""), ("0.0.0.0", "", "without API keys"),
-     ("192.168.1.5", "", "without API keys"), ("0.0.0.0", "keys", "without TLS"), ("127.0.0.1", "keys", "")],
+     ("192.168.1.5", "", "without API keys"), ("0.0.0.0", "keys", "without TLS"), ("127.0.0.1", "keys", ""),
+     ("::1", "", ""), ("::", "", "listens on [::]:18080"), ("fd00::1", "keys", "without TLS")],
 )  # fmt: skip
 def test_what_is_exposed_is_said(host: str, file: str, said: str) -> None:
     warnings = exposure(HttpSettings(bind_host=host, api_key_file=file))

@@ -266,7 +266,13 @@ def _address_towards(node: str) -> str:
 
 
 def _interface_of(address: str) -> str:
-    """The network interface that has an IPv4 address."""
+    """The network interface that has an address."""
+    if ":" in address:
+        wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        with contextlib.suppress(OSError):
+            lines = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+            return next((line[5] for line in lines if line[0] == wanted), "")
+        return ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
