@@ -20,9 +20,10 @@ pytestmark = [
 ]
 PROMPTS = [[(7 * i + 3 + n) % 512 for i in range(16)] for n in range(8)]
 """So short that every key is seen: a choice of keys that rounding turns would be a difference of another kind."""
-NEAR = 5
+NEAR = {"bf16": 5, "fp8": 5, "fp4": 3}
 """Of the prompts, those that must be near. Rounding turns a choice of experts now and then, which is not near at all:
-noise of bfloat16's size does that on a CPU to one prompt in ten."""
+noise of bfloat16's size does that on a CPU to one prompt in ten. A noise of 0.16 % in latents is 1 % once they are
+rounded to fp8 and 2.2 % to fp4, and turns more. By chance, replies would share one of twenty tokens, not ten."""
 
 
 @pytest.fixture(scope="module")
@@ -54,4 +55,4 @@ def test_logprobs_are_near_those_of_the_cpu(model: LoadedModel, fmt: str, kv_dty
         settings = EngineSettings(max_concurrency=8, kv_capacity=2048, mtp=True, mtp_depth=2, kv_dtype=kv_dtype)  # type: ignore[arg-type]
         engine = World.from_checkpoint(model, tmp_path, settings, device=device).engine
         found.append([first_choices(engine, tick, prompt) for tick, prompt in enumerate(PROMPTS)])
-    assert sum(near(*pair) for pair in zip(*found, strict=True)) >= NEAR, found
+    assert sum(near(*pair) for pair in zip(*found, strict=True)) >= NEAR[kv_dtype], found

@@ -71,7 +71,7 @@ def test_replies_do_not_depend_on_graphs_chunks_or_cache(model: LoadedModel, fol
             name = served.submit(ids, 12, pictures=(image,))
             replies.append(served.run()[name])
     assert len({tuple(reply.tokens) for reply in replies}) == 1
-    assert replies[1].cached > 64
+    assert replies[1].cached >= 64, "of the image, which begins at 9, a part"
 
 
 def test_encoding_takes_no_more_than_the_plan_says(model: LoadedModel, folder: Path) -> None:
