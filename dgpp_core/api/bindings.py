@@ -42,6 +42,8 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
         formats: the safetensors dtypes accepted for it, where it is stored ``dense``.
         init: how a random checkpoint fills it.
         storage: how the checkpoint stores it; a key of `dgpp_core.formats.storage.STORAGES`.
+        source: how the checkpoint stores it where that is not ``storage``. The matrix is then rounded to ``storage`` as
+            it is loaded, on every device, and whole: alike for any number of ranks. `BindingTable.for_serving` sets it.
         resident: the storage that a matrix is converted to when it is loaded onto a GPU; empty keeps its own. ``dense``
             is the dtype that activations have.
         grids: a matrix in FP8 blocks may be several of equal height below each other, quantised one by one: the scale
@@ -59,6 +61,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     formats: tuple[str, ...] = ("F32", "BF16", "F16")
     init: Init = Init()
     storage: str = "dense"
+    source: str = ""
     resident: str = ""
     grids: int = 1
     hint: str = ""
@@ -117,6 +120,8 @@ class BindingTable(msgspec.Struct, frozen=True):
         lookups: the tables that stay in the checkpoint's files where `ngram_table` is ``mmap``. A model gets each by
             `dgpp_core.layers.rows.load_rows`.
         on_disk: the bindings that stay there; `for_serving` moves them from ``tensors`` to here.
+        roundable: shell-style patterns of the targets whose dense matrices are kept in 8 bits where `dense_weights` is
+            ``fp8``.
     """
 
     tensors: tuple[Binding, ...]
@@ -128,26 +133,29 @@ class BindingTable(msgspec.Struct, frozen=True):
     divisible: tuple[str, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     on_disk: tuple[Binding, ...] = ()
+    roundable: tuple[str, ...] = ()
 
-    def for_serving(self, *, drafting: bool, divided: bool = False, in_files: bool = False) -> BindingTable:
+    def for_serving(
+        self, *, drafting: bool, divided: bool = False, in_files: bool = False, rounded: bool = False
+    ) -> BindingTable:
         """What is taken of it: without drafts, the drafter's tensors are passed over.
 
         Args:
             divided: see ``divisible``.
             in_files: see ``lookups``.
+            rounded: see ``roundable``.
 
         Raises:
-            ConfigError: nothing of it can be divided, or stay in files.
+            ConfigError: nothing of it can be divided, stay in files or be rounded.
         """
-        if divided:
-            return self._divided().for_serving(drafting=drafting, in_files=in_files)
-        if in_files:
-            return self._in_files().for_serving(drafting=drafting)
-        if drafting or not self.draft:
-            return self
+        table = self._divided() if divided else self
+        table = table._in_files() if in_files else table
+        table = table._rounded() if rounded else table
+        return table if drafting or not table.draft else table._undrafted()
 
+    def _undrafted(self) -> BindingTable:
         def drafts(target: str) -> bool:
-            return any(fnmatch.fnmatchcase(target, pattern) for pattern in self.draft)
+            return _matches(target, self.draft)
 
         left = [binding for binding in self.tensors if drafts(binding.target)]
         names = [name for b in left for name in (b.name, b.name.removesuffix("weight") + "*")]
@@ -158,6 +166,22 @@ class BindingTable(msgspec.Struct, frozen=True):
             stacks=tuple(stack for stack in self.stacks if not drafts(stack.target)),
             recoded=(),
         )
+
+    def _rounded(self) -> BindingTable:
+        if not self.roundable:
+            raise ConfigError(
+                "the model keeps dense matrices as the checkpoint has them",
+                where="engine.dense_weights",
+                found="fp8",
+                expected="checkpoint",
+            )
+
+        def rounded(binding: Binding) -> Binding:
+            if binding.role != "linear" or binding.storage != "dense" or not _matches(binding.target, self.roundable):
+                return binding
+            return msgspec.structs.replace(binding, storage="fp8_block", source="dense")
+
+        return msgspec.structs.replace(self, tensors=tuple(map(rounded, self.tensors)))
 
     def _in_files(self) -> BindingTable:
         if not self.lookups:
@@ -186,3 +210,7 @@ class BindingTable(msgspec.Struct, frozen=True):
             )
         tensors = (msgspec.structs.replace(b, cut=0) if b.target in self.divisible else b for b in self.tensors)
         return msgspec.structs.replace(self, tensors=tuple(tensors))
+
+
+def _matches(target: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(target, pattern) for pattern in patterns)

@@ -19,9 +19,10 @@ DTYPES = (
 
 def parts_of(binding: Binding) -> tuple[Part, ...]:
     """The checkpoint tensors of a binding; raises as `dgpp_core.formats.storage.parts`."""
-    if binding.storage == "dense":
+    stored = binding.source or binding.storage
+    if stored == "dense":
         return (Part(suffix="weight", name=binding.name, shape=binding.shape, dtypes=binding.formats),)
-    return parts(binding.storage, binding.name, binding.shape, binding.grids)
+    return parts(stored, binding.name, binding.shape, binding.grids)
 
 
 def present_parts(binding: Binding, entries: Mapping[str, TensorEntry]) -> tuple[Part, ...]:
@@ -65,8 +66,8 @@ def _bound_parts(table: BindingTable) -> Iterator[tuple[Binding, Part]]:
                 found=f"{one.storage} and {binding.storage}",
                 expected="one storage and one resident form a target",
             )
-        if binding.resident:
-            parts(binding.resident, binding.name, binding.shape)
+        for storage in filter(None, (binding.source and binding.storage, binding.resident)):
+            parts(storage, binding.name, binding.shape)
         yield from ((binding, part) for part in parts_of(binding))
 
 
@@ -103,7 +104,7 @@ def _check_entry(part: Part, entry: TensorEntry) -> None:
 
 def _check_half_precision(table: BindingTable, entries: Mapping[str, TensorEntry]) -> None:
     """Refuse F16 and BF16 side by side: one taken for the other fits in size and loads as noise."""
-    dense = [binding for binding in table.tensors if binding.storage == "dense"]
+    dense = [binding for binding in table.tensors if "dense" in (binding.storage, binding.source)]
     either = [entries[b.name] for b in dense if {"F16", "BF16"} <= set(b.formats)]
     halves = {dtype: [entry for entry in either if entry.dtype == dtype] for dtype in ("F16", "BF16")}
     few, many = sorted(halves.values(), key=len)

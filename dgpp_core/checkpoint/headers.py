@@ -24,6 +24,9 @@ MAX_RANK = 16
 STAGING_BYTES = 1 << 24
 """Read at a time by the loader, so that it needs no second copy of a matrix."""
 
+ROUNDED_ROWS = 1 << 11
+"""Of a dense matrix that are rounded to a storage at once: whole scale blocks, and tens of megabytes in float32."""
+
 DTYPE_BITS = {
     "F4": 4, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "BOOL": 8, "U8": 8, "I8": 8, "F16": 16, "BF16": 16, "I16": 16,
     "U16": 16, "F32": 32, "I32": 32, "U32": 32, "F64": 64, "I64": 64, "U64": 64,

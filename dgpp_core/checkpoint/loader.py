@@ -12,7 +12,7 @@ from dgpp_core.api.bindings import Binding, BindingTable
 from dgpp_core.api.errors import CheckpointError
 from dgpp_core.checkpoint.check import check_bindings, present_parts
 from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape
-from dgpp_core.checkpoint.headers import TensorEntry
+from dgpp_core.checkpoint.headers import ROUNDED_ROWS, TensorEntry
 from dgpp_core.checkpoint.reader import TORCH_DTYPES, TensorReader
 from dgpp_core.checkpoint.stacking import stack
 from dgpp_core.formats.codec import decode, encode
@@ -195,7 +195,8 @@ class CheckpointWeights:
         (start, count), fused = ranges[0], len(ranges) > 1
         present = present_parts(binding, self._entries)
         if (
-            binding.cut == 0
+            not binding.source
+            and binding.cut == 0
             and self._world > 1
             and binding.grids == 1
             and not fused
@@ -204,14 +205,30 @@ class CheckpointWeights:
             stored = {part.suffix: self._part(part, start, count) for part in present if part.use == "required"}
             self._reader.settle()
             return decode(binding.storage, stored, (count, columns), binding.name)
-        stored = {part.suffix: self._part(part) for part in present}
-        self._reader.settle()
-        whole = decode(binding.storage, stored, (rows, columns), binding.name, binding.grids)
+        if binding.source:
+            whole = self._rounded(binding)
+        else:
+            stored = {part.suffix: self._part(part) for part in present}
+            self._reader.settle()
+            whole = decode(binding.storage, stored, (rows, columns), binding.name, binding.grids)
         if binding.cut is None or self._world == 1:
             return whole
         if fused:
             return stack((whole.rows(*each) for each in ranges), len(ranges))
         return whole.columns(start, count) if axis else whole.rows(start, count)
+
+    def _rounded(self, binding: Binding) -> Matrix:
+        """A dense matrix in its `Binding.storage`, some rows at a time: a large one has no room in float32."""
+        rows, columns = binding.shape
+
+        def pieces() -> Iterator[Matrix]:
+            for start in range(0, rows, ROUNDED_ROWS):
+                place = torch.empty(min(ROUNDED_ROWS, rows - start), columns, device=self._device)
+                self._reader.fill(place, self._entries[binding.name], 0, start)
+                self._reader.settle()
+                yield decode(binding.storage, encode(binding.storage, place), (len(place), columns))
+
+        return stack(pieces(), -(-rows // ROUNDED_ROWS))
 
     def _part(self, part: Part, start: int = 0, count: int = -1) -> Tensor:
         """A stored tensor: all of it, or ``count`` rows; a scalar is always whole."""

@@ -34,6 +34,7 @@ CAPACITY = {
     "admission_gather_ms": "Milliseconds that an idle engine waits for company of its first request.",
     "prefill": "Rows of a prompt that go through every layer, where a model can do with less.",
     "ngram_table": "Keep a table of n-grams in memory, or read its rows from the checkpoint's files.",
+    "dense_weights": "Keep dense matrices of the layers as they are, or in 8 bits where a model can.",
     "bf16_weights": "On a GPU, keep BF16 matrices as they are or in 12 bits a weight.",
     "mtp_depth": "Most tokens drafted a step.",
     "mtp_schedule": "Verify as many drafts as pay, by how sure the drafter is, or else how many stood lately.",

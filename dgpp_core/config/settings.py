@@ -125,7 +125,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         prefill: whether all rows of a prompt go through every layer, for families that can do with less.
         bf16_weights: on a GPU, keep BF16 matrices as they are or in 12 bits a weight, without loss.
         ngram_table: whether tables of n-grams lie in memory, or their rows are read from the checkpoint's files.
-        dense_weights, fp8_head: forms that single families offer.
+        dense_weights: whether a model that can keeps the dense matrices of its layers in 8 bits; replies change by it.
+        fp8_head: a form that single families offer.
         rope_scaling: YaRN, for families that take it.
         bulk_pace_gbps: Gbit/s that a rank sends each other one at most over RDMA; 0 no limit, below 0 derived.
         bulk_inflight, rendezvous_timeout_ms: transport between ranks.
@@ -215,7 +216,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 IDLE_KEYS = (
-    "graph_batch_min_live", "sampling_candidates", "dense_weights", "fp8_head",
+    "graph_batch_min_live", "sampling_candidates", "fp8_head",
     "bulk_inflight",
 )  # fmt: skip
 """Keys that are read and checked, and that nothing in this version acts on."""

@@ -110,6 +110,7 @@ def prepare_config(
         drafting=geometry.step_width > 1,
         divided=settings.embed_sharding == "vocab",
         in_files=settings.ngram_table == "mmap",
+        rounded=settings.dense_weights == "fp8",
     )
     return Prepared(
         model, config, entries or {}, groups, geometry, taken, world, form, settings.decode_context_parallel

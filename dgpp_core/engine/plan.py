@@ -128,7 +128,10 @@ def make_plan(
     """
     groups = for_device(groups, device_kind)
     table = table.for_serving(
-        drafting=step_width > 1, divided=settings.embed_sharding == "vocab", in_files=settings.ngram_table == "mmap"
+        drafting=step_width > 1,
+        divided=settings.embed_sharding == "vocab",
+        in_files=settings.ngram_table == "mmap",
+        rounded=settings.dense_weights == "fp8",
     )
     fixed = [
         PlanLine("runtime", RUNTIME_BYTES[device_kind], "process and libraries"),

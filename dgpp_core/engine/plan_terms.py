@@ -9,7 +9,7 @@ import msgspec
 
 from dgpp_core.api import DTYPE_BYTES, BindingTable, ModelConfig, PagedGroup, StateGroup, WindowGroup
 from dgpp_core.checkpoint.cuts import cut_shape
-from dgpp_core.checkpoint.headers import DTYPE_BITS, STAGING_BYTES
+from dgpp_core.checkpoint.headers import DTYPE_BITS, ROUNDED_ROWS, STAGING_BYTES
 from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.families import family_sizes, step_depths
@@ -107,12 +107,16 @@ def loading_bytes(table: BindingTable, world: int, device: DeviceKind, bf16_form
     cpu: a read buffer, and of the largest matrix: its float32 values, a probe of its shape and the probe's packed
     form. Of a stack the whole as it was read; of a quantised one `DECODING_BYTES` a value of a matrix.
     cuda: a resident form takes the place of the stored one, `PACKING_BYTES` at a time; `CONVERSION_BYTES` a value of
-    the largest matrix that is converted. A bf12 form is made beside the matrix, and so are widened values.
+    the largest matrix that is converted, and of one that is rounded as much for `ROUNDED_ROWS` of its rows, beside a
+    byte a value. A bf12 form is made beside the matrix, and so are widened values.
     """
     held = parameters(table, world)
     if device == "cuda":
         converted = (b for p in held.values() for b in p.bindings if b.resident not in ("", b.storage))
         recoding = CONVERSION_BYTES * max((math.prod(cut_shape(b, world)) for b in converted), default=0)
+        rounded = (b.shape for p in held.values() for b in p.bindings if b.source)
+        most = max((rows * k + CONVERSION_BYTES * min(rows, ROUNDED_ROWS) * k for rows, k in rounded), default=0)
+        recoding = max(recoding, most)
         dense = (p for p in held.values() if p.role == "linear" and p.storage(device) == "dense")
         beside = 0 if bf16_form == "checkpoint" else max((p.bytes(device) for p in dense), default=0)
         stored = ((p, p.storage(device)) for p in held.values())

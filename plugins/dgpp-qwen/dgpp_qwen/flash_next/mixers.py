@@ -26,8 +26,8 @@ class GatedDelta:
 
         self.layer, self.bus, world = layer, shard.bus, shard.bus.world
         heads = config.linear_num_value_heads // world
-        self.sizes = [config.channels // world, config.value_size // world, heads, heads]
-        self.products = Linear.load(shard, f"{part}.in")
+        self.sizes = [config.channels // world, config.value_size // world]
+        self.products, self.rates = Linear.load(shard, f"{part}.in"), Linear.load(shard, f"{part}.rates")
         self.net = GatedDeltaNet(
             config.linear_num_key_heads // world,
             heads,
@@ -44,7 +44,8 @@ class GatedDelta:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """float32 ``[R, width]``."""
-        qkv, z, a, b = torch.split(self.products.wide(x, step.decode), self.sizes, dim=1)
+        qkv, z = torch.split(self.products.wide(x, step.decode), self.sizes, dim=1)
+        a, b = self.rates.wide(x, step.decode).chunk(2, dim=1)
         ring, states = step.state["conv"][self.layer], step.state["delta"][self.layer]
         seen = self.net(step.batch, qkv, z, a, b, ring, states, x.dtype)
         return divided_sum(self.out, self.bus, seen, step.decode)

@@ -24,6 +24,11 @@ TEXT = "model.language_model"
 NORM = Init(std=0.2)
 """Of a norm whose weight is stored as its distance from 1."""
 EMBEDDED = Init(std=0.5)
+ROUNDABLE = (
+    "layers.*.in", "layers.*.out", "draft.layer.in", "draft.layer.out", "*.mlp.shared.*", "*_site.down", "*_site.up",
+    "mixer.*", "draft.mixer.*", "ple.in", "head",
+)  # fmt: skip
+"""All dense matrices but routers and gates, a delta rule's rates, and what joins branches and token in a draft."""
 
 
 def _vector(
@@ -59,11 +64,15 @@ class _Tables:
         yield _matrix(f"{name}.input_mix_weight_up", (c.hidden_size, c.hc_lowrank), f"{to}.up", gain=2.0)
 
     def delta(self, name: str, to: str) -> Iterator[Binding]:
-        """A gated delta layer; its four products are one. Ranks divide its heads, those of keys with their values."""
+        """A gated delta layer. Ranks divide its heads, those of keys with their values.
+
+        The products of what is mixed are one, and those of how fast it is forgotten and learned another.
+        """
         c, heads, fused = self.c, self.c.linear_num_value_heads, (self.c.key_size, self.c.key_size, self.c.value_size)
         yield _matrix(f"{name}.in_proj_qkv", (c.channels, c.width), f"{to}.in", cut=0, fused=fused)
-        for part, rows in (("z", c.value_size), ("a", heads), ("b", heads)):
-            yield _matrix(f"{name}.in_proj_{part}", (rows, c.width), f"{to}.in", cut=0)
+        yield _matrix(f"{name}.in_proj_z", (c.value_size, c.width), f"{to}.in", cut=0)
+        for part in ("a", "b"):
+            yield _matrix(f"{name}.in_proj_{part}", (heads, c.width), f"{to}.rates", cut=0)
         shape, init = (c.channels, 1, c.linear_conv_kernel_dim), Init(std=c.linear_conv_kernel_dim**-0.5)
         yield _vector(f"{name}.conv1d.weight", shape, f"{to}.conv", init, cut=0, fused=fused)
         yield _vector(f"{name}.A_log", (heads,), f"{to}.a_log", Init(std=0.8, mean=-0.5), cut=0)
@@ -183,7 +192,10 @@ def bindings(c: FlashNextConfig) -> BindingTable:
         for part in ("gate_up", "down")
     )
     lookups = (Lookup("ple.table", c.ngram_heads),)
-    return BindingTable(tuple(out), ignored, stacks=stacks, draft=("draft.*",), lookups=lookups, divisible=("embed",))
+    return BindingTable(
+        tuple(out), ignored, stacks=stacks, draft=("draft.*",), lookups=lookups, divisible=("embed",),
+        roundable=ROUNDABLE,
+    )  # fmt: skip
 
 
 def groups(c: FlashNextConfig, world: int) -> tuple[StateGroup, ...]:
