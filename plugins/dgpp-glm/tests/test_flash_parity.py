@@ -19,6 +19,7 @@ from dgpp_core.api import StepBatch
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.formats.codec import encode
 from dgpp_core.host.loading import load_plugins
+from dgpp_core.testing.float64 import Float64, float64
 from dgpp_core.testing.tensor_parallel import TensorParallelWorld
 from dgpp_core.testing.world import World
 
@@ -105,24 +106,30 @@ class Pair:
 
     @torch.inference_mode()
     def run(self, tokens: list[int]) -> tuple[list[Tensor], Tensor]:
-        """The streams ``[T, S, H]`` before each layer and after the last, and the hidden states after the last norm."""
-        found: list[Tensor] = []
-        hooks = [
-            layer.register_forward_pre_hook(lambda _, given: found.append(given[0][0])) for layer in self.model.layers
-        ]
-        last = self.model.hc_head.register_forward_pre_hook(lambda _, given: found.append(given[0][0]))
-        hidden = self.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
-        for hook in (*hooks, last):
-            hook.remove()
+        """The streams ``[T, S, H]`` before each layer and after the last, and the hidden states after the last norm.
+
+        In float64: in float32 the class is up to 3e-5 of the largest value from that, most of it after the third layer.
+        """
+        found, model = list[Tensor](), float64(self.model)
+        for layer in (*model.layers, model.hc_head):
+            layer.register_forward_pre_hook(lambda _, given: found.append(given[0][0]))
+        with Float64():
+            hidden: Tensor = model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
         return found, hidden
 
     @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the head says, in float64."""
+        return hidden @ self.head.weight.double().T
+
+    @torch.inference_mode()
     def drafted(self, hidden: Tensor, following: list[int]) -> Tensor:
-        """The draft layer's rows, normed."""
-        mtp, embedded = self.mtp, self.model.embed_tokens(torch.tensor([following]))
-        x = mtp.eh_proj(torch.cat((mtp.enorm(embedded), mtp.hnorm(hidden[None])), -1))
-        x = x + mtp.self_attn(mtp.input_layernorm(x), torch.ones(1, len(following), dtype=torch.bool))[0]
-        out: Tensor = mtp.shared_head["norm"](x + mtp.mlp(mtp.post_attention_layernorm(x)))[0]
+        """The draft layer's rows, normed, in float64."""
+        mtp, embedded = float64(self.mtp), self.model.embed_tokens(torch.tensor([following])).double()
+        with Float64():
+            x = mtp.eh_proj(torch.cat((mtp.enorm(embedded), mtp.hnorm(hidden[None])), -1))
+            x = x + mtp.self_attn(mtp.input_layernorm(x), torch.ones(1, len(following), dtype=torch.bool))[0]
+            out: Tensor = mtp.shared_head["norm"](x + mtp.mlp(mtp.post_attention_layernorm(x)))[0]
         return out
 
 
@@ -238,8 +245,8 @@ def forward(served: World, counts: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
-    """In the L2 norm: the class itself is up to 2e-5 of the largest value from the equations, at a few rows."""
-    return float((found - wanted).norm() / wanted.norm())
+    """The largest error, against the largest value."""
+    return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -248,10 +255,12 @@ def test_logits_in_prefill_and_the_same_bits_otherwise(release: Release, fmt: st
     _, wanted = pair.run(TOKENS)
     hidden, logits = forward(world(folder), [75])
     assert relative(hidden, wanted) <= 1e-5
-    assert relative(logits, pair.head(wanted)) <= 1e-5
+    assert relative(logits, pair.logits(wanted)) <= 1e-5
+    with torch.inference_mode():
+        narrow = pair.head(pair.model(torch.tensor([TOKENS]), use_cache=False).last_hidden_state[0])
+    assert relative(logits, pair.logits(wanted)) < relative(narrow, pair.logits(wanted)), "nearer than the class itself"
     plain = reference.Plain(pair.views, json.loads((folder / "config.json").read_text()))
-    exact = plain.logits(plain.hidden(TOKENS))
-    assert ((logits - exact).abs().max() / exact.abs().max()).item() <= 1e-5
+    assert relative(plain.logits(plain.hidden(TOKENS)), pair.logits(wanted)) <= 1e-12
     ways = [[2, 38, 16, 1, 1, 17], *[[1] * 75] * (fmt == "bf16")]
     assert all(torch.equal(forward(world(folder), counts)[1], logits) for counts in ways)
 
@@ -267,7 +276,7 @@ def test_each_layer_alone(release: Release) -> None:
     kinds = set()
     for index, layer in enumerate(model.layers):
         kinds.add((KINDS[index], index < DENSE))
-        assert relative(layer(streams[index], step), streams[index + 1]) <= 1e-5
+        assert relative(layer(streams[index].float(), step), streams[index + 1]) <= 1e-5
         assert relative(streams[index], streams[index + 1]) > 1e-2
     assert len(kinds) == 4
 
@@ -299,7 +308,7 @@ def test_the_draft_layer_and_its_chain(release: Release, fmt: str) -> None:
     own = drafter.observe(batch, hidden, torch.tensor(ids[1:]), pools)
     _, wanted = pair.run(ids[:-1])
     plain = reference.Plain(pair.views, json.loads((folder / "config.json").read_text()))
-    residual, normed = plain.drafted(wanted.double(), ids[1:])
+    residual, normed = plain.drafted(wanted, ids[1:])
     drafter.recycle_normed = False  # type: ignore[attr-defined]
     assert relative(drafter.observe(batch, hidden, torch.tensor(ids[1:]), pools), residual) <= 1e-5
     drafter.recycle_normed = True  # type: ignore[attr-defined]
@@ -309,7 +318,7 @@ def test_the_draft_layer_and_its_chain(release: Release, fmt: str) -> None:
         made = pair.drafted(wanted, following)
         if not drafts:
             assert relative(own, made) <= 1e-5
-        drafts.append(int(pair.head(made[-1]).argmax()))
+        drafts.append(int(pair.logits(made[-1]).argmax()))
         wanted, following = torch.cat((wanted, made[-1:])), [*following, drafts[-1]]
     tail = msgspec.structs.replace(
         batch, tokens=batch.tokens[-1:], positions=batch.positions[-1:], counts=(1,), lengths=batch.positions[-1:],
@@ -324,7 +333,7 @@ def test_greedy_replies_are_those_of_the_class(release: Release, fmt: str) -> No
     pair, folder = release(fmt)
     ids = TOKENS[:33]
     for _ in range(6):
-        ids = [*ids, int(pair.head(pair.run(ids)[1][-1]).argmax())]
+        ids = [*ids, int(pair.logits(pair.run(ids)[1][-1]).argmax())]
     assert world(folder, mtp=False, mtp_depth=1).reply(TOKENS[:33], 6).tokens == ids[33:]
     loaded = load_plugins(environ={}).model("glm53-flash")
     for ranks in () if fmt == "bf16" else (2, 4):
