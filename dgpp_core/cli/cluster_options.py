@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,13 +48,16 @@ def cluster_options(command: F) -> F:
     return config(log(command))
 
 
-def chosen(config: Path | None, log_dir: str | None) -> Chosen:
+def chosen(config: Path | None, log_dir: str | None, environ: Mapping[str, str] = os.environ) -> Chosen:
     """The deployment that is named, or the site's.
+
+    Args:
+        environ: where the site's file is named, and what goes before it.
 
     Raises:
         ConfigError: none is named, or a file is wrong.
     """
-    site = read_site(None, os.environ)
+    site = read_site(None, environ)
     if config is None and not site.cluster_config:
         raise ConfigError("nothing says which deployment", where="the command line", expected="--config FILE",
                           hint="or set DGPP_CLUSTER_CONFIG in the site file")  # fmt: skip

@@ -101,10 +101,10 @@ def copy_of(template: Path) -> Path:
 
 
 def copied(template: Path) -> Path:
-    """The deployment beside a template, made of it unless it is there.
+    """The deployment beside a template, made of it.
 
     Raises:
-        ConfigError: not a template, or one that cannot be read.
+        ConfigError: not a template, or one that cannot be read; the deployment is there already.
     """
     copy = copy_of(template)
     text = read_text(template, "template")
@@ -112,7 +112,8 @@ def copied(template: Path) -> Path:
         with copy.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        click.echo(f"{copy} is there already and is kept", err=True)
+        hint = "run the command again: it is kept then"
+        raise ConfigError("a deployment has come meanwhile", where=str(copy), hint=hint) from None
     return copy
 
 

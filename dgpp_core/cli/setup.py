@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -12,9 +13,9 @@ import click
 
 from dgpp_core.api.errors import ConfigError
 from dgpp_core.cli import cluster, cluster_release, doctor
-from dgpp_core.cli.cluster_options import chosen, outside
+from dgpp_core.cli.cluster_options import Chosen, chosen, outside
 from dgpp_core.cli.command import GuardedCommand
-from dgpp_core.cli.questions import copied, pick, settings
+from dgpp_core.cli.questions import Picked, copied, pick, settings
 from dgpp_core.cli.serving import warn_of_hidden_keys
 from dgpp_core.config.site import ENV_FILE, Site, read_site
 from dgpp_core.config.strict import read_text
@@ -72,16 +73,15 @@ def command(
         "DGPP_HTTP_BIND": http_bind or "", "HF_HUB_CACHE": hub_cache or "",
     }  # fmt: skip
     values = settings({key: value for key, value in given.items() if value}, picked, site, ask)
-    text = _edited(file, values)
-    if picked.template is not None:
-        copied(picked.template)
-    _write(file, text, values)
-    lanes = _lanes(roce)
-    _write(file, _edited(file, lanes), lanes)
+    _write(file, values, picked, roce)
     what = chosen(None, None)
     warn_of_hidden_keys(what.resolved, what.site, {})
-    context.invoke(cluster_release.fetch_command, config=None, check=False, offline=offline)
-    context.invoke(doctor.command, config=None, no_exchange=False)
+    try:
+        context.invoke(cluster_release.fetch_command, config=None, check=False, offline=offline)
+        context.invoke(doctor.command, config=None, no_exchange=False)
+    except BaseException:
+        click.echo(f"{file} and {what.deployment} are in place; `dgpp setup --yes` goes on from there", err=True)
+        raise
     click.echo("\nStart the world, see how it is, stop it:")
     for verb in ("up", "status", "down"):
         click.echo(f"  dgpp cluster {verb} --config {shlex.quote(str(what.deployment))}")
@@ -99,11 +99,20 @@ def _edited(file: Path, values: Mapping[str, str]) -> str:
     return edited(read_text(file, "site file") if file.exists() else "", values)
 
 
-def _write(file: Path, text: str, values: Mapping[str, str]) -> None:
-    if not values:
-        return
-    save(file, text)
-    click.echo(f"{file}: {', '.join(values)}", err=True)
+def _write(file: Path, values: Mapping[str, str], picked: Picked, roce: str) -> None:
+    """Deployment and site file, both or neither: the hosts are asked for their devices on drafts of them."""
+    draft = file.with_name(f".{file.name}.draft-{os.getpid()}")
+    text = _edited(file, values)
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as end:
+        if picked.template is not None:
+            undo.callback(copied(picked.template).unlink)
+        end.callback(draft.unlink, missing_ok=True)
+        save(draft, text)
+        lanes = _lanes(roce, chosen(None, None, {**os.environ, ENV_FILE: str(draft)}))
+        if found := {**values, **lanes}:
+            save(file, _edited(file, found))
+            click.echo(f"{file}: {', '.join(found)}", err=True)
+        undo.pop_all()
 
 
 def _prompt(question: str, there: str) -> str:
@@ -111,15 +120,14 @@ def _prompt(question: str, there: str) -> str:
     return answer.strip()
 
 
-def _lanes(roce: str) -> dict[str, str]:
+def _lanes(roce: str, what: Chosen) -> dict[str, str]:
     """The RDMA devices to write into the site file; none where the site names some already."""
-    what, around = chosen(None, None), outside()
     if roce == "none" or (roce == "auto" and (what.site.roce_devices or what.resolved.world == 1)):
         return {}
     if roce != "auto":
         return {"DGPP_ROCE_DEVICES": roce}
     resolved = what.resolved
-    nodes = around.nodes(resolved.nodes, resolved.ssh_user, what.site.ssh_config)
+    nodes = outside().nodes(resolved.nodes, resolved.ssh_user, what.site.ssh_config)
     found, told = choose_lanes(nodes)
     click.echo(told, err=True)
     return {"DGPP_ROCE_DEVICES": " ".join(found)} if found else {}

@@ -145,6 +145,40 @@ def test_a_refusal_leaves_no_copy_and_no_site_file(tmp_path: Path, monkeypatch: 
         assert [entry.name for entry in tmp_path.iterdir()] == ["a.example.json"]
 
 
+@pytest.mark.parametrize("before", ["", "DGPP_HTTP_PORT=7000\n"], ids=["no site file", "a site file"])
+def test_a_failure_before_the_end_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """The hosts are asked for their devices, and cannot be reached."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("DGPP_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "a.example.json").write_text('{"model": "some/model", "world_size": 2}')
+    if before:
+        (tmp_path / ".env").write_text(before)
+    there = {entry.name: entry.read_text() for entry in tmp_path.iterdir()}
+    line = ("setup", "--yes", "--template", "a.example.json", "--nodes", "localhost nowhere.invalid")
+    done = CliRunner().invoke(cli, line)
+    assert done.exit_code != 0
+    assert "nowhere.invalid" in done.stderr
+    assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == there
+
+
+def test_a_failure_after_the_files_are_written_says_that_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("DGPP_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "a.example.json").write_text(json.dumps({"model": str(tmp_path / "none"), "world_size": 1}))
+    done = CliRunner().invoke(cli, ["setup", "--yes", "--offline", "--template", "a.example.json"])
+    assert done.exit_code != 0
+    assert f".env and {tmp_path}/a.json are in place; `dgpp setup --yes` goes on from there" in done.stderr
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".env", "a.example.json", "a.json"]
+    again = CliRunner().invoke(cli, ["setup", "--yes", "--offline"])
+    assert again.exit_code == done.exit_code, "nothing more has to be given"
+
+
 def test_a_look_without_a_deployment_says_so_first_and_ends_as_the_doctor_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +237,10 @@ def test_a_deployment_that_is_there_is_never_overwritten(tmp_path: Path) -> None
     (tmp_path / "a.example.json").write_text('{"model": "some/model", "world_size": 2}')
     copy = copied(tmp_path / "a.example.json")
     assert copy.read_text() == (tmp_path / "a.example.json").read_text()
-    copy.write_text("mine")
-    assert copied(tmp_path / "a.example.json").read_text() == "mine"
+    copy.write_text('{"model": "mine/own", "world_size": 1}')
+    with pytest.raises(ConfigError, match="has come meanwhile"):
+        copied(tmp_path / "a.example.json")
+    picked = pick(None, tmp_path / "a.example.json", Site(), None)
+    assert (picked.template, picked.deployment.model) == (None, "mine/own")
     with pytest.raises(ConfigError, match="not a template"):
         copied(copy)
