@@ -100,7 +100,8 @@ class Member:
         self._link, self._patience, self._clock, self._beat, self._end = link, patience, clock, beat, end
         self._arrived: queue.SimpleQueue[FromLeader] = queue.SimpleQueue()
         self._vigil = Vigil(_LEADER, while_loading(patience), clock())
-        self._fate = Fate(patience)
+        # Rank 0 says why a collective failed, or is found to have gone, in the time in which it would be lost.
+        self._fate = Fate(patience, missed=patience.silent + patience.settle)
         self._lock = threading.Lock()
         self._closed = threading.Event()
 

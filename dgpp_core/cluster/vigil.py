@@ -179,17 +179,22 @@ class Vigil:
 
 
 class Fate:
-    """Which of several accounts ended the world. Those that come within a moment of the first are of one event."""
+    """Which of several accounts ended the world. Those that come within a moment of the first are of one event.
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    Args:
+        missed: seconds that a collective's failure waits for its cause; None is `Patience.settle`, as for any other.
+    """
+
+    def __init__(self, patience: Patience, missed: float | None = None) -> None:
+        self._settle = patience.settle
+        self._missed = patience.settle if missed is None else missed
         self._faults: list[Fault] = []
         self._due = float("inf")
 
     def note(self, fault: Fault, now: float) -> None:
         """An account came."""
-        if not self._faults:
-            self._due = now + (self._patience.settle if fault.weight > ENDED else 0.0)
+        wait = {ENDED: 0.0, MISSED: self._missed}.get(fault.weight, self._settle)
+        self._due = min(self._due, now + wait)
         self._faults.append(fault)
 
     def sealed(self, now: float) -> DgppError | None:

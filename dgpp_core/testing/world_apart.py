@@ -58,6 +58,7 @@ class Ranks:
         return process
 
     def __enter__(self) -> Ranks:
+        self._context.Process(target=_nothing).start()  # what is forked from starts with the first process
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,6 +134,10 @@ def rank_start(
         namespace=net.names[rank], arguments=(f"--rank={rank}", *arguments), environ=dict(environ), log=log,
         version=version,
     )  # fmt: skip
+
+
+def _nothing() -> None:
+    pass
 
 
 def _run(start: RankStart) -> None:

@@ -151,6 +151,21 @@ def test_the_account_nearest_to_the_cause_is_told(leader: Leader) -> None:
     assert sealed.what == "rank 1 failed: a bad weight"
 
 
+def test_a_failed_collective_waits_for_its_cause_as_long_as_it_may_and_no_longer_than_that_takes() -> None:
+    missed, told = EngineError("no answer from rank 1"), EngineError("rank 0 ends the world")
+    fate = Fate(Patience(settle=0.15), missed=1.5)
+    fate.note(Fault(MISSED, missed), 10.0)
+    assert fate.sealed(11.4) is None
+    assert fate.sealed(11.5) is missed
+    fate.note(Fault(ENDED, told), 11.0)
+    assert fate.sealed(11.0) is told
+    other = Fate(Patience(settle=0.15), missed=1.5)
+    other.note(Fault(MISSED, missed), 10.0)
+    other.note(Fault(FAILED, told), 10.5)
+    assert other.sealed(10.6) is None
+    assert other.sealed(10.66) is told
+
+
 def test_a_process_that_ended_is_not_waited_about(leader: Leader) -> None:
     leader.admit(hello(1, 3, epoch=7), 0.0)
     lost = leader.lost(1, "")
