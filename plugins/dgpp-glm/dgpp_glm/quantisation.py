@@ -92,11 +92,11 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True):
     transform: Any = None
 
 
-def read_quantisation(raw: Mapping[str, Any] | None, mixtures: Sequence[int] = ()) -> Quantisation:
+def read_quantisation(raw: Mapping[str, Any] | None, mixtures: Sequence[int] | None = None) -> Quantisation:
     """Check and read the section; without one everything is dense.
 
     Args:
-        mixtures: the layers with experts, for a section that names no modules; without them it is refused.
+        mixtures: the layers with experts, for a section that names no modules; None of a model without such a release.
 
     Raises:
         ConfigError: naming the key whose value is not supported.
@@ -113,9 +113,11 @@ def read_quantisation(raw: Mapping[str, Any] | None, mixtures: Sequence[int] = (
         return _modelopt(c)
     if c.quant_method == "compressed-tensors":
         return _packed(c)
-    if c.quant_method == CODEBOOK["quant_method"] and mixtures:
+    if c.quant_method == CODEBOOK["quant_method"] and mixtures is not None:
         return _codebook(c, mixtures)
-    raise _refuse("quant_method", c.quant_method, "'fp8', 'modelopt' or 'compressed-tensors'")
+    known = ["fp8", "modelopt", "compressed-tensors", *([CODEBOOK["quant_method"]] if mixtures is not None else ())]
+    hint = f"experts that differ in bits one by one are not served: use {known[-1]}" if c.quant_method == MIXED else ""
+    raise _refuse("quant_method", c.quant_method, f"one of {', '.join(known)}", hint)
 
 
 def _fp8(c: _Json) -> Quantisation:
@@ -188,6 +190,9 @@ def _codebook(c: _Json, mixtures: Sequence[int]) -> Quantisation:
     )
 
 
+MIXED = "dgpp_mixed346"
+"""Experts of 3, 4 or 6 bits, or integers, as a recipe beside config.json says of each."""
+
 _PACKED = ("int4_g64", "int8_g64", "int4_g128", "int8_g128")
 
 
@@ -199,6 +204,7 @@ def _check_expression(key: str, name: str) -> None:
             raise _refuse(key, name, f"a regular expression: {error}") from error
 
 
-def _refuse(key: str, found: object, expected: str) -> ConfigError:
+def _refuse(key: str, found: object, expected: str, hint: str = "") -> ConfigError:
     where = f"{WHERE}.{key}"
-    return ConfigError(f"config.json: {where} is not supported", where=where, found=repr(found), expected=expected)
+    what = f"config.json: {where} is not supported"
+    return ConfigError(what, where=where, found=repr(found), expected=expected, hint=hint)

@@ -114,6 +114,16 @@ def test_a_codebook_that_is_another_is_refused_by_key(key: str, value: object) -
     assert key in str(refused.value)
 
 
+def test_experts_of_several_codebooks_are_refused_and_a_model_without_experts_is_not() -> None:
+    section = {"quant_method": "dgpp_mixed346", "format": "dgpp_mixed346_h32_a8_g128_v1"}
+    with pytest.raises(ConfigError, match="dgpp_nf4i8") as caught:
+        read_config(TINY | {"quantization_config": section})
+    assert caught.value.where == "quantization_config.quant_method"
+    assert "differ in bits" in caught.value.hint
+    dense = {"first_k_dense_replace": TINY["num_hidden_layers"], "quantization_config": QUANTISED["nf4i8"]}
+    assert read_config(TINY | dense).quantisation.of("model.layers.2.self_attn.o_proj") == "dense"
+
+
 def test_groups_of_128_for_every_linear_layer() -> None:
     section = changed(group_size=128)
     section["config_groups"]["group_0"] |= {"targets": ["Linear"]}
