@@ -2,11 +2,12 @@
 
     python benchmarks/grammar_cost.py --plugin smollm2 --out FILE
 
-``held`` decodes eight streams in this process, free and held by turns: each round gives the median step of either, and
-the figure is the median of the rounds' ratios (goal: at most 1.03), of time that passed and of work that was done. The
-second counts where others use the machine. ``beside`` asks a service: the gaps between the chunks of one plain stream
-while four others run, free or each with a schema of its own that nobody has sent before (goal: median and 95th
-percentile at most 2 times those beside free ones).
+``held`` decodes eight streams in each of two engines of one model, free in the one and held in the other, and takes a
+step of either by turns: what else runs on the machine meets both alike. The figure is the median of the pairs' ratios
+(goal: at most 1.03), of time that passed and of work that all threads did; the second counts where others use the
+machine. ``beside`` asks a service: the gaps between the chunks of one plain stream while four others run, free or each
+with a schema of its own that nobody has sent before (goal: median and 95th percentile at most 2 times those beside free
+ones).
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from typing import Any
 
 import numpy as np
 import openai
+import torch
 
 from dgpp_core.cli.serving import choose, find_checkpoint
 from dgpp_core.config.settings import EngineSettings
+from dgpp_core.engine.engine import Engine
 from dgpp_core.host.loading import load_plugins
+from dgpp_core.scheduler.sizing import limits_from
 from dgpp_core.testing.reports import report_json
 from dgpp_core.testing.services import serve_command, started
 from dgpp_core.testing.world import World
@@ -54,39 +58,64 @@ def schema(number: int) -> dict[str, Any]:
 
 
 def held(plugin: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """Milliseconds a step of eight streams, free and held, by rounds, and the ratio."""
+    """Milliseconds a step of eight streams, free and held, and the ratio of the pairs."""
     model = load_plugins(environ=os.environ).model(plugin)
     settings = EngineSettings(max_concurrency=STREAMS, kv_capacity=STREAMS * 256, prefix_cache_gib=0.0)
-    world = World.from_checkpoint(model, folder, settings, lag=1)
+    first = World.from_checkpoint(model, folder, settings, lag=1)
+    worlds = {"free": first, "held": _beside(first, settings)}
     text = load_text(folder, None, config_eos=())
     end = text.defaults.eos_ids[0]
-    vocabulary = Vocabulary.of(text.tokenizer, world.engine.vocab_size, end)
-    world.engine.offer_grammars(vocabulary)
+    vocabulary = Vocabulary.of(text.tokenizer, worlds["held"].engine.vocab_size, end)
+    for world in worlds.values():
+        world.engine.offer_grammars(vocabulary)
     grammar = Grammar(source=sources.json_schema(schema(0)), ends=(end,))
     vocabulary.parser(grammar.source)
     wall: dict[str, list[float]] = {"free": [], "held": []}
-    cpu: dict[str, list[float]] = {"free": [], "held": []}
+    work: dict[str, list[float]] = {"free": [], "held": []}
     for number in range(rounds):
-        for kind in ("free", "held") if number % 2 else ("held", "free"):
-            step = _step_ms(world, grammar if kind == "held" else None, number)
-            wall[kind].append(step[0])
-            cpu[kind].append(step[1])
+        requests = {"free": _begin(worlds["free"], None, number), "held": _begin(worlds["held"], grammar, number)}
+        for step in range(STEPS):
+            for kind in ("free", "held") if step % 2 else ("held", "free"):
+                started, worked = time.perf_counter(), time.process_time()
+                worlds[kind].tick()
+                wall[kind].append((time.perf_counter() - started) * 1e3)
+                work[kind].append((time.process_time() - worked) * 1e3)
+        for kind, world in worlds.items():
+            ended = [request for request in requests[kind] if world.replies[request].reason]
+            assert not ended, "a stream ended while it was measured"
+            world.tick(cancels=requests[kind])
+            world.run()
     return {
         "streams": STREAMS,
-        "step_ms": wall,
-        "step_cpu_ms": cpu,
+        "threads": torch.get_num_threads(),
+        "pairs": len(wall["free"]),
+        "step_ms": {kind: statistics.median(times) for kind, times in wall.items()},
+        "step_cpu_ms": {kind: statistics.median(times) for kind, times in work.items()},
         "ratio": _ratio(wall),
-        "cpu_ratio": _ratio(cpu),
+        "cpu_ratio": _ratio(work),
     }
 
 
-def _ratio(times: dict[str, list[float]]) -> float:
-    """The median over the rounds of held over free."""
-    return statistics.median(one / other for one, other in zip(times["held"], times["free"], strict=True))
+def _beside(world: World, settings: EngineSettings) -> World:
+    """Another engine with the same weights: how they lie in memory would tell two copies apart."""
+    one = world.engine
+    engine = Engine(
+        one.model, None, one.state.groups, one.geometry, vocab_size=one.vocab_size, depth=0, device=one.device
+    )
+    return World(engine, limits_from(one.geometry, settings, one.needs_snapshot), lag=1)
 
 
-def _step_ms(world: World, grammar: Grammar | None, number: int) -> tuple[float, float]:
-    """The median step of eight streams: milliseconds that it took, and milliseconds of all threads' work."""
+def _ratio(times: dict[str, list[float]]) -> dict[str, float]:
+    """The median over the pairs of held over free, and between which its 95 % confidence interval lies."""
+    ratios = sorted(one / other for one, other in zip(times["held"], times["free"], strict=True))
+    count = len(ratios)
+    reach = 0.98 * count**0.5  # ranks of a median's interval: binomial, count / 2 +- 1.96 * sqrt(count) / 2
+    low, high = max(0, int(count / 2 - reach)), min(count - 1, int(count / 2 + reach))
+    return {"median": statistics.median(ratios), "low": ratios[low], "high": ratios[high]}
+
+
+def _begin(world: World, grammar: Grammar | None, number: int) -> list[int]:
+    """Eight streams that have written a few tokens."""
     starts = [101 * (number * STREAMS + row) for row in range(STREAMS)]
     prompts = [[(7 + 31 * at + start) % 40_000 for at in range(PROMPT)] for start in starts]
     requests = [world.submit(prompt, PROMPT + STEPS + 40, use_cache=False, grammar=grammar) for prompt in prompts]
@@ -94,16 +123,7 @@ def _step_ms(world: World, grammar: Grammar | None, number: int) -> tuple[float,
         world.tick()
     for _ in range(WARM):
         world.tick()
-    steps, work = [], []
-    for _ in range(STEPS):
-        start, worked = time.perf_counter(), time.process_time()
-        world.tick()
-        steps.append((time.perf_counter() - start) * 1e3)
-        work.append((time.process_time() - worked) * 1e3)
-    assert not any(world.replies[request].reason for request in requests), "a stream ended while it was measured"
-    world.tick(cancels=requests)
-    world.run()
-    return statistics.median(steps), statistics.median(work)
+    return requests
 
 
 async def beside(url: str, rounds: int) -> dict[str, Any]:
