@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import itertools
 import json
 import os
@@ -35,6 +34,7 @@ import msgspec
 
 from dgpp_core.testing.namespaces import Hosts, hosts
 from dgpp_core.testing.served_world import Crowd
+from dgpp_core.testing.small_disk import fill, small_disk
 from dgpp_core.testing.world_apart import WorldApart, world_apart
 
 GOAL_S = 2.0
@@ -179,30 +179,15 @@ def _ends(apart: WorldApart, spared: int) -> list[str]:
     return faults
 
 
+def log_folder(*, small: bool) -> contextlib.AbstractContextManager[Path]:
+    """A folder for as long as the block runs; ``small`` is one that can be filled."""
+    return small_disk() if small else _folder()
+
+
 @contextlib.contextmanager
-def log_folder(*, small: bool) -> Iterator[Path]:
-    """A folder; ``small`` is a file system of its own, of 256 KiB."""
+def _folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
-        if not small:
-            yield Path(name)
-            return
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", name], check=True)
-        try:
-            yield Path(name)
-        finally:
-            subprocess.run(["umount", "-l", name], check=True)
-
-
-def fill(folder: Path) -> None:
-    """Leave no room on the file system."""
-    with (folder / "filling").open("wb", buffering=0) as file:
-        while True:
-            try:
-                file.write(bytes(4096))
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                return
+        yield Path(name)
 
 
 def _lossy(bench: Bench, kind: str, count: int) -> dict[str, Any]:

@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from lost_ranks import GOAL_S, PROMPT, TOKENS, at_share, fill, log_folder, machine
+from lost_ranks import GOAL_S, PROMPT, TOKENS, at_share, log_folder, machine
 
 from dgpp_core import __version__
 from dgpp_core.testing.namespaces import Hosts, hosts
 from dgpp_core.testing.served_world import LOG, ServedWorld, await_line, started_service
+from dgpp_core.testing.small_disk import fill
 from dgpp_core.testing.world_apart import Ranks, common, on_interface, rank_start, world_apart
 
 END_S = 60.0
