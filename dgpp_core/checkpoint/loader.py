@@ -17,6 +17,7 @@ from dgpp_core.checkpoint.reader import TORCH_DTYPES, TensorReader
 from dgpp_core.checkpoint.stacking import stack
 from dgpp_core.formats.codec import decode, encode
 from dgpp_core.formats.dense import DenseMatrix
+from dgpp_core.formats.described import Description
 from dgpp_core.formats.matrix import Matrix
 from dgpp_core.formats.storage import Part
 
@@ -89,7 +90,7 @@ class CheckpointWeights:
             whole: Matrix = DenseMatrix(self._dense(target, parts))
         else:
             self._check_parts(target, parts, [cut_shape(part, self._world) for part in parts])
-            whole = stack(self._matrices(parts), len(parts))
+            whole = _owned(stack(self._matrices(parts), len(parts)))
         self._count(target)
         return whole
 
@@ -239,6 +240,13 @@ class CheckpointWeights:
         place = torch.empty(shape, dtype=TORCH_DTYPES[entry.dtype], device=self._device)
         self._reader.fill(place, entry, 0, start if shape != entry.shape else 0)
         return place
+
+
+def _owned(matrix: Matrix) -> Matrix:
+    """The matrix in memory of its own: some rows of a tensor would keep all of it."""
+    if all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in matrix.tensors().values()):
+        return matrix
+    return Description.of(matrix).matrix({name: tensor.clone() for name, tensor in matrix.tensors().items()})
 
 
 def _row_by_row(part: Part, rows: int) -> bool:

@@ -42,8 +42,21 @@ def test_a_gpu_holds_what_the_loader_leaves(
     parameter = parameters(made, world)["t"]
     held = sum(tensor.nbytes for tensor in matrix.tensors().values())
     assert parameter.loaded_bytes(storage) == held
+    assert sum(tensor.untyped_storage().nbytes() for tensor in matrix.tensors().values()) == held
     assert parameter.bytes("cuda") == (4 * math.prod(matrix.shape) if storage in WIDENED else held)
     assert parameter.shape == matrix.shape
+
+
+@pytest.mark.parametrize("storage", QUANTISED)
+def test_a_part_of_one_matrix_keeps_no_more_than_itself(tmp_path: Path, spec: ModelSpec, storage: str) -> None:
+    whole = table(storage, 0)
+    made = msgspec.structs.replace(whole, tensors=whole.tensors[:1])
+    synthesise(spec, made, spec.tiny_config, tmp_path, seed=1)
+    weights = CheckpointWeights(
+        made, read_headers(tmp_path), device=torch.device("cpu"), dtype=torch.float32, rank=1, world=2
+    )
+    held = weights.matrix("t").tensors().values()
+    assert parameters(made, 2)["t"].loaded_bytes(storage) == sum(t.untyped_storage().nbytes() for t in held)
 
 
 def test_a_conversion_is_counted_as_what_it_leaves() -> None:

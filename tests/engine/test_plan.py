@@ -15,6 +15,8 @@ from dgpp_core.api import (
     Binding,
     BindingTable,
     CheckpointError,
+    ConfigError,
+    Lookup,
     ModelConfig,
     PagedGroup,
     PlanError,
@@ -29,6 +31,7 @@ from dgpp_core.engine.geometry import make_geometry
 from dgpp_core.engine.plan import Plan, headroom_bytes, make_plan
 from dgpp_core.engine.plan_terms import ATTENTION_ROWS, GIB, MIB
 from dgpp_core.engine.state import StatePools
+from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.layers.paged import CHUNK_ROWS
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.tile_attention import tile_attention
@@ -152,6 +155,51 @@ def test_a_gpu_keeps_stored_forms() -> None:
     packed = line(quantised_plan(bf16_weights="bf12"), "weights: linear")
     assert 0.75 < packed / (300 * 1024 * 2) < 0.76
     assert line(quantised_plan(bf16_weights="bf12+bf16"), "weights: linear") == packed + 300 * 1024 * 2
+
+
+def test_a_table_in_files_leaves_the_weights_for_a_buffer_of_rows() -> None:
+    """Of 2,048 prompt tokens' rows and numbers; on a CPU of none. The note says what there is to cache."""
+    rows = Binding(name="t", shape=(1 << 20, 160), target="t", role="embedding", formats=("F8_E4M3",), cut=0)
+    table = BindingTable((*QUANTISED.tensors, rows), stacks=QUANTISED.stacks, lookups=(Lookup("t", 16),))
+
+    def planned(where: str, kind: DeviceKind, world: int = 1) -> Plan:
+        settings = EngineSettings(kv_capacity=4096, prefill_budget_tokens=2048, ngram_table=where)  # type: ignore[arg-type]
+        return make_plan(
+            table=table, groups=PAGED, config=CONFIG, settings=settings, world=world, device_kind=kind, step_width=1,
+            extra=(), available=ROOMY,
+        )  # fmt: skip
+
+    assert line(planned("resident", "cuda"), "weights: embedding") == 160 << 20
+    found = planned("mmap", "cuda")
+    assert "weights: embedding" not in {item.name for item in found.lines}
+    assert line(found, "table in files: t") == 2048 * 16 * (160 + 8)
+    assert line(planned("mmap", "cpu"), "table in files: t") == 0
+    notes = [next(i.note for i in planned("mmap", "cuda", n).lines if i.name.endswith(": t")) for n in (1, 2)]
+    assert [note.split(" GiB")[0] for note in notes] == ["0.2", "0.1"]
+    with pytest.raises(ConfigError, match="no table"):
+        quantised_plan(ngram_table="mmap")
+
+
+def test_matrices_that_are_rounded_are_planned_in_8_bits_and_loaded_some_rows_at_a_time() -> None:
+    shape = (100_000, 1024)
+    head = Binding(name="head.weight", shape=shape, target="head", cut=0)
+    table = BindingTable((head,), roundable=("head",))
+
+    def planned(form: str) -> Plan:
+        settings = EngineSettings(kv_capacity=64, max_concurrency=1, dense_weights=form)  # type: ignore[arg-type]
+        return make_plan(
+            table=table, groups=PAGED, config=CONFIG, settings=settings, world=2, device_kind="cuda", step_width=1,
+            extra=(), available=ROOMY,
+        )  # fmt: skip
+
+    found = planned("fp8")
+    assert line(planned("checkpoint"), "weights: linear") == 100_000 * 1024
+    # A half has 50,000 rows; 16 of them are the largest blocks that also end where the other half begins.
+    assert line(found, "weights: linear, fp8_block") == 50_000 * 1024 + 4 * 8 * (50_000 // 16)
+    loading = 256 * MIB + 100_000 * 1024 + 32 * 2048 * 1024
+    ours = ("state", "logits", "sampler", "activations", "decode graphs")
+    later = sum(item.bytes for item in found.lines if item.name.startswith(ours))
+    assert line(found, "loading") == loading - later
 
 
 def test_a_row_meets_a_few_matrices_of_a_stack() -> None:
