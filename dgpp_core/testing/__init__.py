@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dgpp_core.testing.conformance import ModelConformance
     from dgpp_core.testing.images import ImageConformance
+    from dgpp_core.testing.known_drafts import DraftConformance
     from dgpp_core.testing.matrix import Axes, exactness_matrix
     from dgpp_core.testing.tensor_parallel import TensorParallelWorld
     from dgpp_core.testing.world import World
 
-__all__ = ["Axes", "ImageConformance", "ModelConformance", "TensorParallelWorld", "World", "exactness_matrix"]
+__all__ = [
+    "Axes", "DraftConformance", "ImageConformance", "ModelConformance", "TensorParallelWorld", "World",
+    "exactness_matrix",
+]  # fmt: skip
 
 _HOMES = {
-    "ModelConformance": "conformance", "ImageConformance": "images", "Axes": "matrix", "exactness_matrix": "matrix",
+    "ModelConformance": "conformance", "ImageConformance": "images",
+    "DraftConformance": "known_drafts", "Axes": "matrix", "exactness_matrix": "matrix",
     "TensorParallelWorld": "tensor_parallel", "World": "world",
 }  # fmt: skip
 
