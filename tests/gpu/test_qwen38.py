@@ -1,6 +1,7 @@
 """Tiny Qwen3.8-Flash-Next on a CUDA device, its layers as torch operations: near the CPU in every format."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -27,13 +28,17 @@ def model() -> LoadedModel:
     return load_plugins(environ={}).model("qwen38-flash-next")
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "fp8", "nvfp4"])
-def test_logprobs_are_near_those_of_the_cpu(model: LoadedModel, fmt: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fmt", "dense"), [("bf16", "checkpoint"), ("fp8", "checkpoint"), ("nvfp4", "checkpoint"), ("nvfp4", "fp8")]
+)
+def test_logprobs_are_near_those_of_the_cpu(
+    model: LoadedModel, fmt: str, dense: Literal["checkpoint", "fp8"], tmp_path: Path
+) -> None:
     raw, dtype = in_format(model.spec, model.spec.tiny_config, fmt)
     synthesise(model.spec, model.bindings(model.read_config(raw)), raw, tmp_path, seed=4, dtype=dtype)
     first = []
     for device in ("cpu", "cuda"):
-        settings = EngineSettings(max_concurrency=4, kv_capacity=2048, mtp=True, mtp_depth=2)
+        settings = EngineSettings(max_concurrency=4, kv_capacity=2048, mtp=True, mtp_depth=2, dense_weights=dense)
         engine = World.from_checkpoint(model, tmp_path, settings, device=device).engine
         begin, prefill = Begin(0, 0, tuple(PROMPT), GREEDY, 20, (1, 2), 0), Prefill(0, 0, len(PROMPT), True)
         found = engine.execute(0, [begin, prefill]).slots[0].logprobs
