@@ -178,6 +178,10 @@ def test_a_table_in_files_leaves_the_weights_for_a_buffer_of_rows() -> None:
     assert [note.split(" GiB")[0] for note in notes] == ["0.2", "0.1"]
     with pytest.raises(ConfigError, match="no table"):
         quantised_plan(ngram_table="mmap")
+    for where, advised in (("resident", True), ("mmap", False)):
+        with pytest.raises(PlanError) as refused:
+            msgspec.structs.replace(planned(where, "cuda"), available=0).require()
+        assert refused.value.hint.startswith("set ngram_table mmap; or") == advised
 
 
 def test_matrices_that_are_rounded_are_planned_in_8_bits_and_loaded_some_rows_at_a_time() -> None:
@@ -207,6 +211,23 @@ def test_a_row_meets_a_few_matrices_of_a_stack() -> None:
     activations = next(item for item in quantised_plan().lines if item.name == "activations")
     rows = int(activations.note.split()[0])
     assert activations.bytes == rows * (4 * (64 + 320) + 2 * (3 * 64 + 64))
+
+
+@pytest.mark.parametrize(("step_width", "drafted"), [(1, 0), (3, 8 * 64)])
+def test_gated_values_are_half_of_a_stacks_rows_and_a_drafter_is_given_what_it_reads(
+    step_width: int, drafted: int
+) -> None:
+    """A row becomes 3 x 96 values going out; of 3 x 64 gates and products 3 x 32 are left."""
+    up = Binding(name="up.weight", shape=(8 * 64, 96), target="up", cut=None)
+    down = Binding(name="down.weight", shape=(8 * 96, 32), target="down", cut=None)
+    table = BindingTable((up, down), stacks=(Stack("up", 8, 3), Stack("down", 8, 3)))
+    found = make_plan(
+        table=table, groups=PAGED, config=CONFIG, settings=EngineSettings(), world=1, device_kind="cuda",
+        step_width=step_width, extra=(), available=ROOMY,
+    )  # fmt: skip
+    activations = next(item for item in found.lines if item.name == "activations")
+    rows = int(activations.note.split()[0])
+    assert activations.bytes == rows * (4 * (64 + 3 * 96) + 2 * (3 * 64 + 3 * 32) + drafted)
 
 
 def test_the_familys_own_terms_are_added() -> None:
