@@ -30,17 +30,21 @@ def unavailable() -> str:
 class Hosts:
     """``count`` namespaces. Made by `hosts`.
 
+    Args:
+        ipv6: they have addresses of that family alone.
+
     Attributes:
         names: of the namespaces, by host.
     """
 
-    def __init__(self, count: int, prefix: str) -> None:
+    def __init__(self, count: int, prefix: str, *, ipv6: bool = False) -> None:
+        self._ipv6 = ipv6
         self.names = tuple(f"{prefix}-{host}" for host in range(count))
         self._switch = f"{prefix}-switch"
 
     def address(self, host: int) -> str:
         """A host's address."""
-        return f"10.77.0.{host + 1}"
+        return f"fd77::{host + 1}" if self._ipv6 else f"10.77.0.{host + 1}"
 
     def prefix(self, host: int) -> list[str]:
         """What a command line is put behind to run on a host."""
@@ -87,7 +91,8 @@ class Hosts:
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
             _ip("-n", self._switch, "link", "set", port, "master", "bridge0", "up")
-            _ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
+            wide = f"{self.address(host)}/{64 if self._ipv6 else 24}"
+            _ip("-n", name, "address", "add", wide, "dev", INTERFACE, *(["nodad"] if self._ipv6 else []))
             _ip("-n", name, "link", "set", INTERFACE, "up")
 
     def take_down(self) -> None:
@@ -98,13 +103,16 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(count: int) -> Iterator[Hosts]:
+def hosts(count: int, *, ipv6: bool = False) -> Iterator[Hosts]:
     """Hosts for as long as the block runs.
+
+    Args:
+        ipv6: as of `Hosts`.
 
     Raises:
         subprocess.CalledProcessError: the kernel or the user's rights do not allow it; see `unavailable`.
     """
-    made = Hosts(count, f"dgpp{os.getpid()}-{threading.get_native_id()}")
+    made = Hosts(count, f"dgpp{os.getpid()}-{threading.get_native_id()}", ipv6=ipv6)
     try:
         made.set_up()
         yield made

@@ -27,13 +27,14 @@ def unavailable() -> str:
 
 
 @contextlib.contextmanager
-def ssh_hosts(count: int, folder: Path) -> Iterator[tuple[Hosts, Path]]:
+def ssh_hosts(count: int, folder: Path, *, ipv6: bool = False) -> Iterator[tuple[Hosts, Path]]:
     """Hosts and a configuration file for ``ssh`` that opens them; whatever runs on them ends with the block.
 
     Args:
         folder: for keys and configuration.
+        ipv6: they have addresses of that family alone.
     """
-    with hosts(count) as net, contextlib.ExitStack() as stack:
+    with hosts(count, ipv6=ipv6) as net, contextlib.ExitStack() as stack:
         stack.callback(end_all, net)
         config = _write_files(net, count, folder)
         for host in range(count):

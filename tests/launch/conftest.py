@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,14 @@ from click.testing import CliRunner
 from dgpp_core.cli.main import cli
 from dgpp_core.testing.ssh_cluster import Cluster
 from dgpp_core.testing.ssh_hosts import ssh_hosts
+
+
+class MakeCluster(Protocol):
+    """Makes a cluster of so many hosts."""
+
+    def __call__(self, count: int, *, ipv6: bool = False) -> Cluster:
+        """Ends with the test."""
+        ...
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +34,12 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
+def cluster(tmp_path: Path) -> Iterator[MakeCluster]:
     """Makes a cluster of so many hosts."""
     with contextlib.ExitStack() as stack:
 
-        def make(count: int) -> Cluster:
-            net, config = stack.enter_context(ssh_hosts(count, tmp_path / "ssh"))
+        def make(count: int, *, ipv6: bool = False) -> Cluster:
+            net, config = stack.enter_context(ssh_hosts(count, tmp_path / "ssh", ipv6=ipv6))
             site = tmp_path / "site.env"
             site.write_text(
                 f'DGPP_NODES="{" ".join(net.address(host) for host in range(count))}"\nDGPP_SSH_CONFIG={config}\n'
