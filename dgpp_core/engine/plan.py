@@ -17,6 +17,7 @@ from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.geometry import make_geometry
 from dgpp_core.engine.plan_terms import (
     ALLOCATOR_PERMILLE,
+    IN_FILES,
     MIB,
     RUNTIME_BYTES,
     PlanLine,
@@ -86,12 +87,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.fits:
             return
         largest = sorted(self.lines, key=lambda line: -line.bytes)[:3]
+        movable = f"set {IN_FILES}, " if any(IN_FILES in line.note for line in self.lines) else ""
         if self.largest_kv_capacity:
-            advice = (
-                f"the largest kv_capacity that fits is {self.largest_kv_capacity} (now {self.kv_capacity}); lower it,"
-            )
+            fitting = f"the largest kv_capacity that fits is {self.largest_kv_capacity} (now {self.kv_capacity})"
+            advice = f"{fitting}; {movable}lower it,"
         else:
-            advice = "not one block of kv_capacity fits; free memory, choose a smaller model or lower"
+            advice = f"not one block of kv_capacity fits; {movable}free memory, choose a smaller model or lower"
         snapshots = any("snapshot" in line.name or "snapshot" in line.note for line in self.lines)
         raise PlanError(
             "the memory plan does not fit",
