@@ -182,10 +182,6 @@ def test_a_table_in_files_leaves_the_weights_for_a_buffer_of_rows() -> None:
         with pytest.raises(PlanError) as refused:
             msgspec.structs.replace(planned(where, "cuda"), available=0).require()
         assert ("set ngram_table mmap, " in refused.value.hint) == advised
-    for where, advised in (("resident", True), ("mmap", False)):
-        with pytest.raises(PlanError) as refused:
-            msgspec.structs.replace(planned(where, "cuda"), available=0).require()
-        assert refused.value.hint.startswith("set ngram_table mmap; or") == advised
 
 
 def test_matrices_that_are_rounded_are_planned_in_8_bits_and_loaded_some_rows_at_a_time() -> None:
