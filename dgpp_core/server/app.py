@@ -25,6 +25,7 @@ from dgpp_core.server.messages.routes import PREFIX as MESSAGES
 from dgpp_core.server.metrics import OPENMETRICS_TYPE, PROMETHEUS_TYPE, json_metrics, prometheus_text
 from dgpp_core.server.models import ModelList, health, model_object
 from dgpp_core.server.openapi import document
+from dgpp_core.server.origins import origin_guard
 from dgpp_core.server.prepare import prepare_chat, prepare_completion
 from dgpp_core.server.replies import chat_completion, completion, error_body
 from dgpp_core.server.responses.routes import RESPONSES_ROUTES
@@ -45,7 +46,7 @@ def create_app(service: Service, *, routes: Sequence[Any] = (), keys: KeyRing | 
     return Litestar(
         [*own, *RESPONSES_ROUTES, *MESSAGES_ROUTES, *TOKEN_ROUTES, *FILE_ROUTES, *routes],
         state=State({"service": service}),
-        guards=[] if keys is None else [key_guard(keys)],
+        guards=[origin_guard] if keys is None else [origin_guard, key_guard(keys)],
         exception_handlers={RequestError: _on_request_error, HTTPException: _on_http, Exception: _on_exception},
         request_max_body_size=service.served.options.http.max_body_bytes,
         openapi_config=None,

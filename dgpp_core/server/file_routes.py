@@ -99,11 +99,11 @@ def _paths() -> dict[str, Any]:
     upload = {
         "summary": "Keep a file.",
         "requestBody": {"required": True, "content": form},
-        "responses": {"200": kept} | errors((400, 401, 413, 500, 503)),
+        "responses": {"200": kept} | errors((400, 401, 403, 413, 500, 503)),
     }
     content = {BYTES: {"type": "string", "contentMediaType": BYTES}}
     faults = (401, 404, 500, 503)
-    deletion = {"summary": "Forget a file.", "responses": {"200": gone} | errors(faults)}
+    deletion = {"summary": "Forget a file.", "responses": {"200": gone} | errors((403, *faults))}
     listing = reads("List what is kept.", {"application/json": ref("FileList")}, (401,))
     return {
         "/v1/files": {"post": upload} | listing,

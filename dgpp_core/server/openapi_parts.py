@@ -8,6 +8,7 @@ from typing import Any
 ERRORS = {
     400: "The request is at fault; `param` names the field.",
     401: "The service needs an API key.",
+    403: "A web page of another site asked.",
     404: "The model is not served here, or there is no such file.",
     408: "A file took too long to read.",
     413: "The body is larger than `http.max_body_bytes`, or a file than may be.",
@@ -46,7 +47,7 @@ def _posts(summary: str, request: str, answer: str, content: Mapping[str, Any], 
         "post": {
             "summary": summary,
             "requestBody": body,
-            "responses": responses | errors((400, 401, 404, 408, 413, 503), error),
+            "responses": responses | errors((400, 401, 403, 404, 408, 413, 503), error),
         }
     }
 

@@ -44,7 +44,7 @@ def test_every_generation_error_is_the_error_object() -> None:
     found = json.loads(document())
     for path in EXAMPLES:
         responses = found["paths"][path]["post"]["responses"]
-        assert set(responses) == {"200", "400", "401", "404", "408", "413", "503"}
+        assert set(responses) == {"200", "400", "401", "403", "404", "408", "413", "503"}
         for status in set(responses) - {"200"}:
             schema = responses[status]["content"]["application/json"]["schema"]
             assert schema == {"$ref": "#/components/schemas/ErrorBody"}
