@@ -13,14 +13,16 @@ from dgpp_core.api.errors import (
 )
 from dgpp_core.api.hooks import API_VERSION, ENTRY_POINT_GROUP, Hooks, hookimpl, hookspec
 from dgpp_core.api.model import Bus, Confident, Drafter, Model, Rows, Seeing, SeenRows, Shard, State, StepBatch, Weights
+from dgpp_core.api.reading import end_tokens, read_section, refuse, require_values
 from dgpp_core.api.spec import Dialect, ModelConfig, ModelSpec, PackagedCheckpoint, PlanTerm
 from dgpp_core.api.state import DTYPE_BYTES, PagedGroup, RecurrentGroup, StateGroup, WindowGroup, for_device
-from dgpp_core.api.vision import Canvas, Vision, processor_count, require_processor
+from dgpp_core.api.vision import SEEN_TOKENS, Canvas, Vision, encoder_section, processor_count, require_processor
 
 __all__ = [
     "API_VERSION",
     "DTYPE_BYTES",
     "ENTRY_POINT_GROUP",
+    "SEEN_TOKENS",
     "Binding",
     "BindingTable",
     "Bus",
@@ -58,9 +60,14 @@ __all__ = [
     "Vision",
     "Weights",
     "WindowGroup",
+    "encoder_section",
+    "end_tokens",
     "for_device",
     "hookimpl",
     "hookspec",
     "processor_count",
+    "read_section",
+    "refuse",
     "require_processor",
+    "require_values",
 ]  # fmt: skip

@@ -7,12 +7,19 @@ of each square, which takes the place of the placeholder's embedding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from dgpp_core.api.errors import ConfigError
+from dgpp_core.api.reading import read_section, refuse, require_values
+
+SEEN_TOKENS = 1 << 10
+"""The most tokens that the service gives one image, and so the most squares that an encoder is handed."""
+
+MOST_BLOCKS = 1024
+"""Of an encoder."""
 
 Colour = tuple[float, float, float]
 
@@ -92,3 +99,67 @@ def processor_count(processor: Mapping[str, Any], name: str, default: int) -> in
     if isinstance(found, bool) or not isinstance(found, int) or not 0 < found <= 1 << 40:
         raise ConfigError(f"{PROCESSOR}: {name} is no count", where=name, found=repr(found), expected="1 or more")
     return found
+
+
+class EncoderSection(Protocol):
+    """What every `vision_config` says."""
+
+    @property
+    def depth(self) -> int:
+        """Blocks."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a patch."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Of a block's attention."""
+        ...
+
+    @property
+    def out_hidden_size(self) -> int:
+        """Width of a square's row."""
+        ...
+
+
+E = TypeVar("E", bound=EncoderSection)
+
+
+def encoder_section(
+    raw: Mapping[str, Any],
+    kind: type[E],
+    *,
+    positive: Iterable[str],
+    only: Mapping[str, object],
+    width: int,
+    vocab: int,
+) -> tuple[E, int]:
+    """`vision_config` of a config.json as the struct ``kind``, and `image_token_id`, what stands for an image.
+
+    A head turns a quarter of its dimensions by a patch's row and one by its column, so that heads are whole multiples
+    of four.
+
+    Args:
+        raw: the whole config.json, with a `vision_config`.
+        positive, only: as `require_values`, of the section.
+        width: of the text model's embeddings.
+        vocab: the vocabulary's size.
+
+    Raises:
+        ConfigError: naming the key that is missing or not supported.
+    """
+    c = read_section(raw["vision_config"], kind, "an encoder of images", "vision_config")
+    require_values(c, positive=("depth", "hidden_size", "num_heads", *positive), only=only, within="vision_config.")
+    if c.depth > MOST_BLOCKS:
+        raise refuse("vision_config.depth", c.depth, f"at most {MOST_BLOCKS}")
+    if c.hidden_size % (4 * c.num_heads):
+        raise refuse("vision_config.num_heads", c.num_heads, f"a divisor of {c.hidden_size} / 4")
+    if c.out_hidden_size != width:
+        raise refuse("vision_config.out_hidden_size", c.out_hidden_size, f"the text model's width, {width}")
+    token = raw.get("image_token_id")
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+        raise refuse("image_token_id", token, "a token of the vocabulary")
+    return c, token

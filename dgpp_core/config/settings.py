@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from dgpp_core.api.errors import ConfigError
+from dgpp_core.api.vision import SEEN_TOKENS
 from dgpp_core.config.rules import ip_address
 from dgpp_core.config.strict import convert, parse_json, read_text
 
@@ -62,8 +63,8 @@ class ImageInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_pixels: Annotated[int, Meta(ge=1, le=2**30)] = 32 << 20
     max_request_pixels: Annotated[int, Meta(ge=1, le=2**40)] = 512 << 20
     max_request_bytes: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 256 << 20
-    max_tokens: Annotated[int, Meta(ge=64, le=1024)] = 1024
-    max_tokens_low: Annotated[int, Meta(ge=64, le=1024)] = 256
+    max_tokens: Annotated[int, Meta(ge=64, le=SEEN_TOKENS)] = SEEN_TOKENS
+    max_tokens_low: Annotated[int, Meta(ge=64, le=SEEN_TOKENS)] = 256
     workers: Annotated[int, Meta(ge=1, le=256)] = 2
 
 

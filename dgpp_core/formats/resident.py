@@ -33,9 +33,6 @@ POSITION_SLACK = 64
 SEEN_BYTES = 256 << 20
 """Rows that an encoder made of images and that are kept, so that an image is not encoded again for each turn."""
 
-SEEN_TOKENS = 1 << 10
-"""The most tokens that the service gives one image."""
-
 
 def rotary_table_bytes(width: int, positions: int) -> int:
     """Bytes of the cosines and sines of `dgpp_core.ops.rope.RotaryTable`, float32."""

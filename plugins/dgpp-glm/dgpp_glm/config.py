@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dgpp_core.api import ConfigError, ModelConfig
+from dgpp_core.api import ModelConfig, refuse
 from dgpp_glm.quantisation import Quantisation
 
 MOST_EXPERTS = 1 << 17
@@ -52,11 +52,6 @@ class LatentConfig(GlmConfig, frozen=True, kw_only=True):
     index_n_heads: int
     index_head_dim: int
     index_topk: int
-
-
-def refuse(field: str, found: object, expected: str) -> ConfigError:
-    """The error for a value that is not supported."""
-    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
 
 
 def fewer_dense(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,14 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError, ModelConfig, ModelSpec, PackagedCheckpoint
+from dgpp_core.api import (
+    ModelConfig,
+    ModelSpec,
+    PackagedCheckpoint,
+    end_tokens,
+    read_section,
+    refuse,
+)
 
 
 class LlamaConfig(ModelConfig, frozen=True, kw_only=True):
@@ -51,44 +58,34 @@ _POSITIVE = (
 )  # fmt: skip
 
 
-def _refuse(field: str, found: object, expected: str) -> ConfigError:
-    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
-
-
 def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
     """Check and read a config.json; raises `ConfigError` naming the field."""
-    try:
-        c = msgspec.convert(raw, _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            "config.json does not describe a Llama model", where="config.json", found=str(error)
-        ) from error
+    c = read_section(raw, _Json, "a Llama model")
     sections = {"rope_parameters": c.rope_parameters or {}, "rope_scaling": c.rope_scaling or {}}
     inner = next((given for s in sections.values() if (given := s.get("rope_theta")) is not None), None)
     theta = inner if c.rope_theta is None else c.rope_theta
     if inner is not None and inner != theta:
-        raise _refuse("rope_parameters.rope_theta", inner, f"{theta}, as it is outside")
+        raise refuse("rope_parameters.rope_theta", inner, f"{theta}, as it is outside")
     for name, value in (msgspec.structs.asdict(c) | {"rope_theta": theta}).items():
         if name in _POSITIVE and value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise _refuse(name, value, "a positive number")
+            raise refuse(name, value, "a positive number")
     if c.head_dim is not None and c.head_dim % 2:
-        raise _refuse("head_dim", c.head_dim, "an even number")
+        raise refuse("head_dim", c.head_dim, "an even number")
     if c.sliding_window is not None:
-        raise _refuse("sliding_window", c.sliding_window, "none: every layer attends to the whole text")
+        raise refuse("sliding_window", c.sliding_window, "none: every layer attends to the whole text")
     for name, section in sections.items():
         if (kind := section.get("rope_type", section.get("type", "default"))) != "default":
-            raise _refuse(f"{name}.rope_type", kind, "'default'")
+            raise refuse(f"{name}.rope_type", kind, "'default'")
     if c.hidden_act != "silu" or c.attention_bias or c.mlp_bias:
-        raise _refuse("hidden_act, attention_bias or mlp_bias", c.hidden_act, "'silu' and no biases")
+        raise refuse("hidden_act, attention_bias or mlp_bias", c.hidden_act, "'silu' and no biases")
     kv_heads = c.num_key_value_heads or c.num_attention_heads
     if c.num_attention_heads % kv_heads:
-        raise _refuse("num_key_value_heads", kv_heads, f"a divisor of {c.num_attention_heads}")
-    eos = c.eos_token_id
+        raise refuse("num_key_value_heads", kv_heads, f"a divisor of {c.num_attention_heads}")
     return LlamaConfig(
         vocab_size=c.vocab_size,
         max_positions=c.max_position_embeddings,
         hidden_size=c.hidden_size,
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_ids=end_tokens(c.eos_token_id),
         num_hidden_layers=c.num_hidden_layers,
         intermediate_size=c.intermediate_size,
         num_attention_heads=c.num_attention_heads,

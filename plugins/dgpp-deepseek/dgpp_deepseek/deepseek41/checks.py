@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 
-from dgpp_core.api import ConfigError
+from dgpp_core.api import refuse, require_values
 from dgpp_deepseek.deepseek41.raw import Quantisation, Root, Text
 
 _POSITIVE = (
@@ -31,11 +30,6 @@ MOST_EXPERTS = 1 << 17
 """Of all layers together: each takes three entries of the binding table. The release counts 15,744."""
 
 
-def refuse(field: str, found: object, expected: str) -> ConfigError:
-    """The error for a value that is not supported."""
-    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
-
-
 def check(root: Root) -> None:
     """Raise `ConfigError`, naming the key, where the model cannot be served."""
     if root.model_type != "deepseek_v41":
@@ -43,21 +37,14 @@ def check(root: Root) -> None:
     if root.quantization_config is not None:
         _check_quantisation(root.quantization_config)
     t = root.text_config
-    for name in _POSITIVE:
-        if not 0 < (value := getattr(t, name)) < math.inf:
-            raise refuse(f"text_config.{name}", value, "a positive number")
-    for name, only in _ONLY.items():
-        if (value := getattr(t, name)) != only:
-            raise refuse(f"text_config.{name}", value, repr(only))
+    require_values(t, positive=_POSITIVE, only=_ONLY, within="text_config.")
     _check_shapes(t)
     _check_layers(t)
     _check_tokens(t)
 
 
 def _check_quantisation(found: Quantisation) -> None:
-    for name, only in _QUANTISATION.items():
-        if (value := getattr(found, name)) != only:
-            raise refuse(f"quantization_config.{name}", value, repr(only))
+    require_values(found, only=_QUANTISATION, within="quantization_config.")
 
 
 def _check_shapes(t: Text) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError, ModelConfig
+from dgpp_core.api import ModelConfig, end_tokens, read_section
 from dgpp_deepseek.deepseek41.checks import check
 from dgpp_deepseek.deepseek41.raw import Quantisation, Root, Text
 
@@ -123,18 +123,13 @@ def read_config(raw: Mapping[str, Any]) -> Deepseek41Config:
     Raises:
         ConfigError: naming the key that is missing or whose value is not supported.
     """
-    try:
-        root = msgspec.convert(raw, Root)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            "config.json does not describe a DeepSeek-V4.1 model", where="config.json", found=str(error)
-        ) from error
+    root = read_section(raw, Root, "a DeepSeek-V4.1 model")
     check(root)
     return _config(root, root.text_config, root.quantization_config)
 
 
 def _config(root: Root, t: Text, quantised: Quantisation | None) -> Deepseek41Config:
-    eos, scaling = root.eos_token_id, t.rope_scaling
+    scaling = t.rope_scaling
     taken = functools.partial(getattr, t)
     same = (
         "rms_norm_eps", "swiglu_limit", "rope_theta", "compress_rope_theta", "index_topk", "hc_mult", "hc_eps",
@@ -145,7 +140,7 @@ def _config(root: Root, t: Text, quantised: Quantisation | None) -> Deepseek41Co
         max_positions=t.max_position_embeddings,
         prefill_tail=t.sliding_window,
         hidden_size=t.hidden_size * (1 + len(t.dspark_target_layer_ids)),
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_ids=end_tokens(root.eos_token_id),
         width=t.hidden_size,
         ratios=tuple(t.compress_ratios[: t.num_hidden_layers]),
         heads=t.num_attention_heads,

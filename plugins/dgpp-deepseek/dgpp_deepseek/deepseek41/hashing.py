@@ -11,7 +11,7 @@ import math
 import msgspec
 import numpy as np
 
-from dgpp_deepseek.deepseek41.checks import refuse
+from dgpp_core.api import refuse
 
 _SEED = 10007
 """Times the layer's number, the seed of its multipliers."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError
-from dgpp_glm.config import GlmConfig, check_mixture, refuse
+from dgpp_core.api import end_tokens, read_section, refuse, require_values
+from dgpp_glm.config import GlmConfig, check_mixture
 from dgpp_glm.quantisation import read_quantisation
 
 
@@ -77,27 +77,16 @@ def read_config(raw: Mapping[str, Any]) -> Glm47Config:
     Raises:
         ConfigError: naming the key that is missing or whose value is not supported.
     """
-    try:
-        c = msgspec.convert(raw, _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            "config.json does not describe a GLM-4.7 model", where="config.json", found=str(error)
-        ) from error
-    for name in _POSITIVE:
-        if not 0 < (value := getattr(c, name)) < math.inf:
-            raise refuse(name, value, "a positive number")
-    for name, only in _ONLY.items():
-        if (value := getattr(c, name)) != only:
-            raise refuse(name, value, repr(only))
+    c = read_section(raw, _Json, "a GLM-4.7 model")
+    require_values(c, positive=_POSITIVE, only=_ONLY)
     if c.num_attention_heads % c.num_key_value_heads:
         raise refuse("num_key_value_heads", c.num_key_value_heads, f"a divisor of {c.num_attention_heads}")
     theta, rotary = _rope(c)
-    eos = c.eos_token_id
     config = Glm47Config(
         vocab_size=c.vocab_size,
         max_positions=c.max_position_embeddings,
         hidden_size=c.hidden_size,
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_ids=end_tokens(c.eos_token_id),
         num_hidden_layers=c.num_hidden_layers,
         first_k_dense_replace=c.first_k_dense_replace,
         num_attention_heads=c.num_attention_heads,

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError
-from dgpp_glm.config import LatentConfig, check_mixture, refuse
+from dgpp_core.api import end_tokens, read_section, refuse, require_values
+from dgpp_glm.config import LatentConfig, check_mixture
 from dgpp_glm.glm53_flash.quantisation import read_storages
 from dgpp_glm.glm53_flash.vision import Encoding, read_encoding
 
@@ -140,23 +140,18 @@ def read_config(raw: Mapping[str, Any]) -> FlashConfig:
     Raises:
         ConfigError: naming the key that is missing or whose value is not supported.
     """
-    try:
-        whole = msgspec.convert(raw, _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            "config.json does not describe a GLM-5.3-Flash model", where="config.json", found=str(error)
-        ) from error
+    whole = read_section(raw, _Json, "a GLM-5.3-Flash model")
     if whole.model_type != "glm5_next":
         raise refuse("model_type", whole.model_type, "'glm5_next'")
     if whole.tie_word_embeddings:
         raise refuse("tie_word_embeddings", True, "False")
-    c, eos = whole.text_config, whole.text_config.eos_token_id
+    c = whole.text_config
     _check(c)
     linear, mixtures = c.linear_attn_config, range(c.first_k_dense_replace, c.num_hidden_layers)
     own = {name: getattr(c, name) for name in FlashConfig.__struct_fields__ if name in _Text.__struct_fields__}
     config = FlashConfig(**own | {
         "max_positions": c.max_position_embeddings,
-        "eos_ids": tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        "eos_ids": end_tokens(c.eos_token_id),
         "latent_norm_eps": c.rms_norm_eps,
         "sparse": tuple(kind != LINEAR for kind in c.layer_types),
         "linear_heads": linear.num_heads,
@@ -173,12 +168,7 @@ def read_config(raw: Mapping[str, Any]) -> FlashConfig:
 
 
 def _check(c: _Text) -> None:
-    for name in _POSITIVE:
-        if not 0 < (value := getattr(c, name)) < math.inf:
-            raise refuse(name, value, "a positive number")
-    for name, only in _ONLY.items():
-        if (value := getattr(c, name)) != only:
-            raise refuse(name, value, repr(only))
+    require_values(c, positive=_POSITIVE, only=_ONLY)
     for whole in ("index_topk", "index_head_dim"):
         if getattr(c, whole) % c.index_kpool:
             raise refuse("index_kpool", c.index_kpool, f"a divisor of {whole}, {getattr(c, whole)}")

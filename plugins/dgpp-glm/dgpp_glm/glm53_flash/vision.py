@@ -8,12 +8,9 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import Binding, ConfigError, Init
-from dgpp_core.formats.resident import SEEN_TOKENS
-from dgpp_glm.config import refuse
+from dgpp_core.api import SEEN_TOKENS, Binding, Init, encoder_section, refuse
 
 VISUAL = "model.visual"
-MOST_BLOCKS = 1024
 BLOCK_EPS = 1e-6
 """Of the norms before a block's sublayers, where config.json says nothing of them.
 
@@ -86,10 +83,7 @@ _ONLY: Mapping[str, object] = {
     "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3, "hidden_act": "silu",
     "attention_bias": True,
 }  # fmt: skip
-_POSITIVE = (
-    "depth", "hidden_size", "num_heads", "intermediate_size", "projection_intermediate_size", "swiglu_limit",
-    "rms_norm_eps", "block_norm_eps",
-)  # fmt: skip
+_POSITIVE = ("intermediate_size", "projection_intermediate_size", "swiglu_limit", "rms_norm_eps", "block_norm_eps")
 _TURNS: Mapping[str, object] = {"rope_type": "axial", "rope_theta": 10000.0}
 
 
@@ -104,30 +98,10 @@ def read_encoding(raw: Mapping[str, Any], *, width: int, vocab: int) -> Encoding
     Raises:
         ConfigError: naming the key that is missing or not supported.
     """
-    try:
-        c = msgspec.convert(raw["vision_config"], _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            "config.json does not describe an encoder of images", where="vision_config", found=str(error)
-        ) from error
-    for name, only in _ONLY.items():
-        if (value := getattr(c, name)) != only:
-            raise refuse(f"vision_config.{name}", value, repr(only))
-    for name in _POSITIVE:
-        if not 0 < (value := getattr(c, name)) < math.inf:
-            raise refuse(f"vision_config.{name}", value, "a positive number")
+    c, token = encoder_section(raw, _Json, positive=_POSITIVE, only=_ONLY, width=width, vocab=vocab)
     for name, only in _TURNS.items():
         if (value := (c.rope_parameters or {}).get(name, only)) != only:
             raise refuse(f"vision_config.rope_parameters.{name}", value, repr(only))
-    if c.depth > MOST_BLOCKS:
-        raise refuse("vision_config.depth", c.depth, f"at most {MOST_BLOCKS}")
-    if c.hidden_size % (4 * c.num_heads):
-        raise refuse("vision_config.num_heads", c.num_heads, f"a divisor of {c.hidden_size} / 4")
-    if c.out_hidden_size != width:
-        raise refuse("vision_config.out_hidden_size", c.out_hidden_size, f"the text model's width, {width}")
-    token = raw.get("image_token_id")
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-        raise refuse("image_token_id", token, "a token of the vocabulary")
     return Encoding(
         placeholder=token, depth=c.depth, width=c.hidden_size, heads=c.num_heads, inner=c.intermediate_size,
         output=c.out_hidden_size, merger_inner=c.projection_intermediate_size, limit=c.swiglu_limit,

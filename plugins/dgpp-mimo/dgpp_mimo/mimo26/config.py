@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError, ModelConfig
+from dgpp_core.api import ModelConfig, end_tokens, read_section, refuse, require_values
 from dgpp_mimo.quantisation import Quantisation, read_quantisation
 
 
@@ -132,29 +131,19 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
 }  # fmt: skip
 
 
-def _refuse(field: str, found: object, expected: str) -> ConfigError:
-    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
-
-
 def read_config(raw: Mapping[str, Any]) -> Mimo26Config:
     """Check and read a config.json.
 
     Raises:
         ConfigError: naming the key that is missing or whose value is not supported.
     """
-    try:
-        c = msgspec.convert(raw, _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            "config.json does not describe a MiMo-V2.6 model", where="config.json", found=str(error)
-        ) from error
+    c = read_section(raw, _Json, "a MiMo-V2.6 model")
     _check(c)
-    eos = c.eos_token_id
     return Mimo26Config(
         vocab_size=c.vocab_size,
         max_positions=c.max_position_embeddings,
         hidden_size=c.hidden_size,
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_ids=end_tokens(c.eos_token_id),
         windowed=tuple(map(bool, c.hybrid_layer_pattern)),
         sparse=tuple(map(bool, c.moe_layer_freq)),
         whole=_heads(c, "", c.rope_theta),
@@ -172,32 +161,30 @@ def read_config(raw: Mapping[str, Any]) -> Mimo26Config:
 
 
 def _check(c: _Json) -> None:
-    for name in _POSITIVE:
-        if not 0 < (value := getattr(c, name)) < math.inf:
-            raise _refuse(name, value, "a positive number")
+    require_values(c, positive=_POSITIVE)
     for name, only in _ONLY.items():
         if (value := getattr(c, name)) not in only:
-            raise _refuse(name, value, " or ".join(map(repr, only)))
+            raise refuse(name, value, " or ".join(map(repr, only)))
     for name in ("hybrid_layer_pattern", "moe_layer_freq"):
         flags = getattr(c, name)
         if len(flags) != c.num_hidden_layers or not set(flags) <= {0, 1}:
-            raise _refuse(name, flags, f"{c.num_hidden_layers} entries, each 0 or 1")
+            raise refuse(name, flags, f"{c.num_hidden_layers} entries, each 0 or 1")
     if 0 not in c.hybrid_layer_pattern:
-        raise _refuse("hybrid_layer_pattern", c.hybrid_layer_pattern, "a layer of global attention, 0")
+        raise refuse("hybrid_layer_pattern", c.hybrid_layer_pattern, "a layer of global attention, 0")
     for name in ("sliding_window_size", "attention_chunk_size"):
         if (value := getattr(c, name)) not in (None, c.sliding_window):
-            raise _refuse(name, value, f"{c.sliding_window}, as sliding_window is")
+            raise refuse(name, value, f"{c.sliding_window}, as sliding_window is")
     if c.num_experts_per_tok > c.n_routed_experts:
-        raise _refuse("num_experts_per_tok", c.num_experts_per_tok, f"at most {c.n_routed_experts}")
+        raise refuse("num_experts_per_tok", c.num_experts_per_tok, f"at most {c.n_routed_experts}")
     if c.num_hidden_layers * c.n_routed_experts > MOST_EXPERTS:
-        raise _refuse("n_routed_experts", c.n_routed_experts, f"at most {MOST_EXPERTS} in {c.num_hidden_layers} layers")
+        raise refuse("n_routed_experts", c.n_routed_experts, f"at most {MOST_EXPERTS} in {c.num_hidden_layers} layers")
     nested = c.rope_parameters or {}
     for name in ("rope_type", "type"):
         if (kind := nested.get(name, "default")) != "default":
-            raise _refuse(f"rope_parameters.{name}", kind, "'default'")
+            raise refuse(f"rope_parameters.{name}", kind, "'default'")
     for name in ("rope_theta", "partial_rotary_factor"):
         if (value := nested.get(name, getattr(c, name))) != getattr(c, name):
-            raise _refuse(f"rope_parameters.{name}", value, f"{getattr(c, name)}, as it is outside")
+            raise refuse(f"rope_parameters.{name}", value, f"{getattr(c, name)}, as it is outside")
 
 
 def _heads(c: _Json, kind: str, theta: float) -> Heads:
@@ -205,14 +192,12 @@ def _heads(c: _Json, kind: str, theta: float) -> Heads:
     chunks = c.num_key_value_heads
     count, kv = getattr(c, f"{kind}num_attention_heads"), getattr(c, f"{kind}num_key_value_heads")
     if count % kv:
-        raise _refuse(f"{kind}num_key_value_heads", kv, f"a divisor of {count}")
+        raise refuse(f"{kind}num_key_value_heads", kv, f"a divisor of {count}")
     if kv % chunks:
-        raise _refuse(f"{kind}num_key_value_heads", kv, f"a multiple of num_key_value_heads, {chunks}")
+        raise refuse(f"{kind}num_key_value_heads", kv, f"a multiple of num_key_value_heads, {chunks}")
     width = getattr(c, f"{kind}head_dim")
     rotary = int(width * c.partial_rotary_factor)
     if not 0 < rotary <= width or rotary % 2:
-        raise _refuse(
-            "partial_rotary_factor", c.partial_rotary_factor, f"an even number of a head's {width} dimensions"
-        )
+        raise refuse("partial_rotary_factor", c.partial_rotary_factor, f"an even number of a head's {width} dimensions")
     value_width = getattr(c, f"{kind}v_head_dim")
     return Heads(count=count, kv=kv, width=width, value_width=value_width, rotary_dim=rotary, theta=theta)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dgpp_core.api import ConfigError, ModelConfig
+from dgpp_core.api import ModelConfig, end_tokens, read_section, refuse, require_values
 from dgpp_qwen.flash_next.quantisation import Storages, read_storages
 from dgpp_qwen.flash_next.vision import Encoding, read_encoding
 
@@ -186,26 +186,17 @@ _DIVIDES = (
 )  # fmt: skip
 
 
-def _refuse(field: str, found: object, expected: str) -> ConfigError:
-    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
-
-
 def read_config(raw: Mapping[str, Any]) -> FlashNextConfig:
     """Check and read a config.json.
 
     Raises:
         ConfigError: naming the key that is missing or whose value is not supported.
     """
-    try:
-        whole = msgspec.convert(raw, _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            "config.json does not describe a Qwen3.8-Flash-Next model", where="config.json", found=str(error)
-        ) from error
+    whole = read_section(raw, _Json, "a Qwen3.8-Flash-Next model")
     if whole.model_type != "qwen4_exp":
-        raise _refuse("model_type", whole.model_type, "'qwen4_exp'")
+        raise refuse("model_type", whole.model_type, "'qwen4_exp'")
     if whole.tie_word_embeddings:
-        raise _refuse("tie_word_embeddings", True, "False")
+        raise refuse("tie_word_embeddings", True, "False")
     c = whole.text_config
     _check(c)
     theta, rotary = _rope(c)
@@ -214,7 +205,7 @@ def read_config(raw: Mapping[str, Any]) -> FlashNextConfig:
     return FlashNextConfig(**own | {
         "max_positions": c.max_position_embeddings,
         "hidden_size": c.hc_count * c.hidden_size,
-        "eos_ids": tuple(eos) if isinstance(eos, list) else (eos,),
+        "eos_ids": end_tokens(eos),
         "width": c.hidden_size,
         "sparse": tuple(kind != LINEAR for kind in c.layer_types),
         "rotary_dim": rotary,
@@ -235,46 +226,41 @@ def read_config(raw: Mapping[str, Any]) -> FlashNextConfig:
 
 
 def _check(c: _Text) -> None:
-    for name in _POSITIVE:
-        if not 0 < (value := getattr(c, name)) < math.inf:
-            raise _refuse(name, value, "a positive number")
-    for name, only in _ONLY.items():
-        if (value := getattr(c, name)) != only:
-            raise _refuse(name, value, repr(only))
+    require_values(c, positive=_POSITIVE, only=_ONLY)
     for name, whole in _DIVIDES:
         if getattr(c, whole) % (value := getattr(c, name)):
-            raise _refuse(name, value, f"a divisor of {whole}, {getattr(c, whole)}")
+            raise refuse(name, value, f"a divisor of {whole}, {getattr(c, whole)}")
     if len(c.layer_types) != c.num_hidden_layers or set(c.layer_types) - {LINEAR, *SPARSE}:
-        raise _refuse("layer_types", c.layer_types, f"{c.num_hidden_layers} of {LINEAR}, {', '.join(SPARSE)}")
+        raise refuse("layer_types", c.layer_types, f"{c.num_hidden_layers} of {LINEAR}, {', '.join(SPARSE)}")
     if c.output_gate_type not in (None, "sigmoid", "silu"):
-        raise _refuse("output_gate_type", c.output_gate_type, "'sigmoid' or 'silu'")
+        raise refuse("output_gate_type", c.output_gate_type, "'sigmoid' or 'silu'")
     if c.num_experts_per_tok > c.num_experts:
-        raise _refuse("num_experts_per_tok", c.num_experts_per_tok, f"at most {c.num_experts}")
+        raise refuse("num_experts_per_tok", c.num_experts_per_tok, f"at most {c.num_experts}")
     if c.num_hidden_layers * c.num_experts > MOST_EXPERTS:
-        raise _refuse("num_experts", c.num_experts, f"at most {MOST_EXPERTS} in {c.num_hidden_layers} layers")
+        raise refuse("num_experts", c.num_experts, f"at most {MOST_EXPERTS} in {c.num_hidden_layers} layers")
     if len(c.ple_layer_ids) != 1 or not 1 <= c.ple_layer_ids[0] <= c.num_hidden_layers:
-        raise _refuse("ple_layer_ids", c.ple_layer_ids, f"one layer, 1 to {c.num_hidden_layers}")
+        raise refuse("ple_layer_ids", c.ple_layer_ids, f"one layer, 1 to {c.num_hidden_layers}")
     if c.layer_types[c.ple_layer_ids[0] - 1] != LINEAR:
-        raise _refuse("ple_layer_ids", c.ple_layer_ids, f"a layer of {LINEAR}")
+        raise refuse("ple_layer_ids", c.ple_layer_ids, f"a layer of {LINEAR}")
     if c.ngram_size != 3:
-        raise _refuse("ngram_size", c.ngram_size, "3")
+        raise refuse("ngram_size", c.ngram_size, "3")
     if c.ple_embed_dim % (2 * c.heads_per_ngram):
-        raise _refuse("ple_embed_dim", c.ple_embed_dim, f"a multiple of {2 * c.heads_per_ngram}, the table's heads")
+        raise refuse("ple_embed_dim", c.ple_embed_dim, f"a multiple of {2 * c.heads_per_ngram}, the table's heads")
     if not 0 <= c.eos_token_id < c.vocab_size:
-        raise _refuse("eos_token_id", c.eos_token_id, "a token of the vocabulary")
+        raise refuse("eos_token_id", c.eos_token_id, "a token of the vocabulary")
 
 
 def _rope(c: _Text) -> tuple[float, int]:
     """Base of the frequencies and turned dimensions; of text alone, so that its three positions are one."""
     kind, theta = c.rope_parameters.get("rope_type", "default"), c.rope_parameters.get("rope_theta")
     if kind != "default":
-        raise _refuse("rope_parameters.rope_type", kind, "'default'")
+        raise refuse("rope_parameters.rope_type", kind, "'default'")
     if isinstance(theta, bool) or not (isinstance(theta, int | float) and 0 < theta < math.inf):
-        raise _refuse("rope_parameters.rope_theta", theta, "a positive number")
+        raise refuse("rope_parameters.rope_theta", theta, "a positive number")
     factor = c.rope_parameters.get("partial_rotary_factor", 1.0)
     if isinstance(factor, bool) or not (isinstance(factor, int | float) and 0 < factor <= 1):
-        raise _refuse("rope_parameters.partial_rotary_factor", factor, "more than 0, at most 1")
+        raise refuse("rope_parameters.partial_rotary_factor", factor, "more than 0, at most 1")
     rotary = int(c.head_dim * factor)
     if not rotary or rotary % 2 or rotary > c.indexer_head_dim:
-        raise _refuse("rope_parameters.partial_rotary_factor", factor, "an even number of dimensions of both head_dim")
+        raise refuse("rope_parameters.partial_rotary_factor", factor, "an even number of dimensions of both head_dim")
     return float(theta), rotary

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import Binding, ConfigError, Init
-from dgpp_core.formats.resident import SEEN_TOKENS
+from dgpp_core.api import SEEN_TOKENS, Binding, Init, encoder_section, refuse
 
 VISUAL = "model.visual"
 
@@ -66,7 +65,6 @@ _ONLY: Mapping[str, object] = {
     "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3,
     "hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": [],
 }  # fmt: skip
-MOST_BLOCKS = 1024
 
 
 def read_encoding(raw: Mapping[str, Any], rope: Mapping[str, Any], *, width: int, rotary: int, vocab: int) -> Encoding:
@@ -82,30 +80,11 @@ def read_encoding(raw: Mapping[str, Any], rope: Mapping[str, Any], *, width: int
     Raises:
         ConfigError: naming the key that is missing or not supported.
     """
-    try:
-        found = msgspec.convert(raw["vision_config"], _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            "config.json does not describe an encoder of images", where="vision_config", found=str(error)
-        ) from error
-    for name, only in _ONLY.items():
-        if (value := getattr(found, name)) != only:
-            raise _refuse(f"vision_config.{name}", value, repr(only))
-    for name in ("depth", "hidden_size", "num_heads", "intermediate_size", "num_position_embeddings"):
-        if (value := getattr(found, name)) < 1:
-            raise _refuse(f"vision_config.{name}", value, "a positive number")
-    if found.depth > MOST_BLOCKS:
-        raise _refuse("vision_config.depth", found.depth, f"at most {MOST_BLOCKS}")
+    positive = ("intermediate_size", "num_position_embeddings")
+    found, token = encoder_section(raw, _Json, positive=positive, only=_ONLY, width=width, vocab=vocab)
     side = math.isqrt(found.num_position_embeddings)
     if side * side != found.num_position_embeddings:
-        raise _refuse("vision_config.num_position_embeddings", found.num_position_embeddings, "a square")
-    if found.hidden_size % (4 * found.num_heads):
-        raise _refuse("vision_config.num_heads", found.num_heads, f"a divisor of {found.hidden_size} / 4")
-    if found.out_hidden_size != width:
-        raise _refuse("vision_config.out_hidden_size", found.out_hidden_size, f"the text model's width, {width}")
-    token = raw.get("image_token_id")
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-        raise _refuse("image_token_id", token, "a token of the vocabulary")
+        raise refuse("vision_config.num_position_embeddings", found.num_position_embeddings, "a square")
     return Encoding(
         placeholder=token, depth=found.depth, width=found.hidden_size, heads=found.num_heads,
         inner=found.intermediate_size, output=found.out_hidden_size, side=side, sections=_sections(rope, rotary),
@@ -116,18 +95,14 @@ def _sections(rope: Mapping[str, Any], rotary: int) -> tuple[int, int, int]:
     name, found = "text_config.rope_parameters.mrope_section", rope.get("mrope_section")
     if rope.get("mrope_interleaved") is not True:
         where = "text_config.rope_parameters.mrope_interleaved"
-        raise _refuse(where, rope.get("mrope_interleaved"), "True")
+        raise refuse(where, rope.get("mrope_interleaved"), "True")
     try:
         sections = msgspec.convert(found, tuple[int, int, int])
     except msgspec.ValidationError:
-        raise _refuse(name, found, "three numbers") from None
+        raise refuse(name, found, "three numbers") from None
     if sum(sections) != rotary // 2 or not 0 <= sections[2] <= sections[1] <= sections[0]:
-        raise _refuse(name, found, f"three numbers that fall and come to {rotary // 2}")
+        raise refuse(name, found, f"three numbers that fall and come to {rotary // 2}")
     return sections
-
-
-def _refuse(field: str, found: object, expected: str) -> ConfigError:
-    return ConfigError(f"config.json: {field} is not supported", where=field, found=repr(found), expected=expected)
 
 
 def axes(sections: tuple[int, int, int]) -> tuple[int, ...]:
