@@ -179,7 +179,8 @@ class Vigil:
 
 
 class Fate:
-    """Which of several accounts ended the world. Those that come within a moment of the first are of one event.
+    """Which of several accounts ended the world. Those that come within a moment of the first are of one event; a
+    process that ended is the cause, and silence was waited about long enough.
 
     Args:
         missed: seconds that a collective's failure waits for its cause; None is `Patience.settle`, as for any other.
@@ -193,7 +194,7 @@ class Fate:
 
     def note(self, fault: Fault, now: float) -> None:
         """An account came."""
-        wait = {ENDED: 0.0, MISSED: self._missed}.get(fault.weight, self._settle)
+        wait = {ENDED: 0.0, SILENT: 0.0, MISSED: self._missed}.get(fault.weight, self._settle)
         self._due = min(self._due, now + wait)
         self._faults.append(fault)
 

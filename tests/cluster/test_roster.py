@@ -10,7 +10,7 @@ from dgpp_core.cluster.identity import Build
 from dgpp_core.cluster.leader import Leader
 from dgpp_core.cluster.records import FromLeader, Gone, Heartbeat, Hello, Vote
 from dgpp_core.cluster.stream import OperationStream
-from dgpp_core.cluster.vigil import ENDED, FAILED, JUDGE_S, MISSED, Fate, Fault, Patience
+from dgpp_core.cluster.vigil import ENDED, FAILED, JUDGE_S, MISSED, SILENT, Fate, Fault, Patience
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.testing.fake_world import BUILD, TERMS, hello
 
@@ -164,6 +164,13 @@ def test_a_failed_collective_waits_for_its_cause_as_long_as_it_may_and_no_longer
     other.note(Fault(FAILED, told), 10.5)
     assert other.sealed(10.6) is None
     assert other.sealed(10.66) is told
+
+
+def test_silence_is_not_waited_about_any_more() -> None:
+    fate, silent = Fate(Patience(settle=0.15)), EngineError("rank 1 is silent")
+    fate.note(Fault(MISSED, EngineError("no answer from rank 1")), 9.95)
+    fate.note(Fault(SILENT, silent), 10.0)
+    assert fate.sealed(10.0) is silent
 
 
 def test_a_process_that_ended_is_not_waited_about(leader: Leader) -> None:
