@@ -12,7 +12,9 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
@@ -140,8 +142,16 @@ def _nothing() -> None:
     pass
 
 
+def _end_with_asker() -> None:
+    asker = multiprocessing.parent_process()
+    assert asker is not None, "it was forked for somebody"
+    wait([asker.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _run(start: RankStart) -> None:
-    """In the forked process: become that rank."""
+    """In the forked process: become that rank, for as long as the one that asked for it lives."""
+    threading.Thread(target=_end_with_asker, daemon=True).start()
     enter(start.namespace)
     log = os.open(start.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for number in (1, 2):
