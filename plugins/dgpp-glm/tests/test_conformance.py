@@ -1,20 +1,16 @@
 """GLM-4.7 keeps the contract: every check of the kit against its equations written out in plain torch."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from dgpp_core.api import StepBatch
-from dgpp_core.config.settings import EngineSettings
-from dgpp_core.host.loading import LoadedModel
 from dgpp_core.testing import ModelConformance
+from dgpp_core.testing.draft_layer import DraftLayerConformance
+from dgpp_core.testing.recorded import ABSENT, recorded_cases
 from dgpp_core.testing.world import World
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat_templates"
@@ -96,10 +92,6 @@ class Plain:
         return residual, self.norm(f"{name}.shared_head.norm", residual)
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    return ((found.double() - wanted).abs().max() / wanted.abs().max()).item()
-
-
 class TestGlm47(ModelConformance):
     """Every check of the kit, on the tiny config."""
 
@@ -111,12 +103,7 @@ class TestGlm47(ModelConformance):
     @classmethod
     def golden_cases(cls) -> Mapping[str, Mapping[str, Any]]:
         """Prompts recorded from transformers, beside the checkout where they are there at all."""
-        rendered = json.loads((TEMPLATES / "golden" / "GLM-4.7.json").read_text(encoding="utf-8"))
-        cases = json.loads((TEMPLATES / "golden" / "conversations.json").read_text(encoding="utf-8"))
-        # Absent content is empty text here; the recorder handed the template a None, which it wrote out.
-        absent = rendered["null_content"]
-        absent["prompt"] = absent["prompt"].replace("</think>None<tool_call>", "</think><tool_call>")
-        return {name: case | rendered[name] for name, case in cases.items() if "prompt" in rendered[name]}
+        return recorded_cases(TEMPLATES / "golden", "GLM-4.7", ABSENT)
 
     def reference(self, weights: Mapping[str, Tensor], config: Mapping[str, Any], tokens: Sequence[int]) -> Tensor:
         """The equations."""
@@ -124,78 +111,21 @@ class TestGlm47(ModelConformance):
         return plain.logits(plain.hidden(tokens)).float()
 
 
-class TestDraftLayer:
+class TestDraftLayer(DraftLayerConformance):
     """The draft layer against its equations, and what its drafts come to."""
 
     model = "glm47"
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def loaded(cls) -> LoadedModel:
-        return TestGlm47.host().model("glm47")
+    def equations(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Plain:
+        """The equations."""
+        return Plain(weights, config)
 
-    folder = TestGlm47.folder
-
-    @pytest.fixture
-    def world(self, loaded: LoadedModel, folder: Path) -> World:
-        settings = EngineSettings(max_concurrency=2, kv_capacity=512, block_tokens=16, mtp=True, mtp_depth=5)
-        return World.from_checkpoint(loaded, folder, settings)
-
-    @pytest.fixture
-    def plain(self, folder: Path) -> Plain:
-        return Plain(load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text()))
-
-    tokens = torch.randint(512, (40,), generator=torch.Generator().manual_seed(9)).tolist()
-
-    def batch(self, start: int, count: int, *, decode: bool) -> StepBatch:
-        """Rows of a text whose blocks are 1, 2, 3, ..."""
-        at = torch.arange(start, start + count)
-        return StepBatch(
-            tokens=torch.tensor(self.tokens)[at], positions=at, counts=(count,), slots=torch.tensor([0]),
-            lengths=torch.tensor([start]), block_tables=torch.arange(1, 5)[None], candidates=torch.tensor([0]),
-            keep_rows=decode, max_length=start + count,
-        )  # fmt: skip
-
-    @torch.inference_mode()
-    def observed(self, world: World, counts: list[int], *, decode: bool) -> Tensor:
-        """The drafter's hidden states of all rows but the last, run so many a step."""
-        drafter, pools, rows, start = world.engine.drafter, world.engine.state.pools, [], 0
-        assert drafter is not None
-        for count in counts:
-            batch = self.batch(start, count, decode=decode)
-            hidden = world.engine.model.forward(batch, pools)
-            following = torch.tensor(self.tokens[start + 1 : start + count + 1])
-            rows.append(drafter.observe(batch, hidden, following, pools))
-            start += count
-        return torch.cat(rows)
-
-    def test_equals_its_equations_in_prefill_and_step_by_step(self, world: World, plain: Plain) -> None:
-        residual, normed = plain.drafted(plain.hidden(self.tokens[:-1]), self.tokens[1:])
-        whole = self.observed(world, [39], decode=False)
-        assert relative(whole, normed) < 1e-5
-        assert relative(world.engine.model.logits(whole), plain.logits(normed)) < 1e-5
-        assert torch.equal(self.observed(world, [1] * 39, decode=True), whole)
-        assert torch.equal(self.observed(world, [7, 16, 16], decode=False), whole)
+    def test_over_its_output_before_the_last_norm(self, world: World, plain: Plain) -> None:
+        """As the model's first engine did it."""
         world.engine.drafter.recycle_normed = False  # type: ignore[union-attr]
-        assert relative(self.observed(world, [39], decode=False), residual) < 1e-5
-
-    @pytest.mark.parametrize("recycle_normed", [True, False])
-    def test_deeper_drafts_run_over_the_layers_own_output(
-        self, world: World, plain: Plain, recycle_normed: bool
-    ) -> None:
-        drafter, depth, taken = world.engine.drafter, 5, 0 if not recycle_normed else 1
-        assert drafter is not None
-        drafter.recycle_normed = recycle_normed  # type: ignore[attr-defined]
-        own = self.observed(world, [39], decode=False)[-1:]
-        tail, committed = self.batch(38, 1, decode=True), torch.tensor(self.tokens[39:])
-        with torch.inference_mode():
-            drafts = drafter.propose(tail, own, committed, depth, world.engine.state.pools)
-        hidden, following, wanted = plain.hidden(self.tokens[:-1]), self.tokens[1:], []
-        for _ in range(depth):
-            both = plain.drafted(hidden, following)
-            wanted.append(int(plain.logits(both[1])[-1].argmax()))
-            hidden, following = torch.cat((hidden, both[taken][-1:])), [*following, wanted[-1]]
-        assert drafts.tolist() == [wanted]
+        residual, _ = plain.drafted(plain.hidden(self.tokens[:-1]), self.tokens[1:])
+        assert self.relative(self.observed(world, [39], decode=False), residual) < 1e-5
+        assert self.proposed(world) == self.chain(plain, normed=False)
 
     def test_the_hidden_state_before_the_last_norm_gives_other_drafts(self, world: World, plain: Plain) -> None:
         """The draft layer reads the target's state after its last norm: the other one must be told apart."""
@@ -203,4 +133,4 @@ class TestDraftLayer:
         for index in range(plain.layers):
             x = plain.layer(index, x)
         wrong = plain.drafted(x, self.tokens[1:])[1]
-        assert relative(self.observed(world, [39], decode=False), wrong) > 1e-2
+        assert self.relative(self.observed(world, [39], decode=False), wrong) > 1e-2

@@ -1,7 +1,6 @@
 """GLM-5.3-Flash keeps the contract: every check of the kit against its equations written out in plain torch."""
 
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.testing import ModelConformance
+from dgpp_core.testing.recorded import ABSENT, recorded_cases
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat_templates"
 
@@ -33,12 +33,7 @@ class TestFlash(ModelConformance):
     @classmethod
     def golden_cases(cls) -> Mapping[str, Mapping[str, Any]]:
         """Prompts recorded from transformers, beside the checkout where they are there at all."""
-        rendered = json.loads((TEMPLATES / "golden" / "GLM-5.3-Flash.json").read_text(encoding="utf-8"))
-        cases = json.loads((TEMPLATES / "golden" / "conversations.json").read_text(encoding="utf-8"))
-        # Absent content is empty text here; the recorder handed the template a None, which it wrote out.
-        absent = rendered["null_content"]
-        absent["prompt"] = absent["prompt"].replace("</think>None<tool_call>", "</think><tool_call>")
-        return {name: case | rendered[name] for name, case in cases.items() if "prompt" in rendered.get(name, {})}
+        return recorded_cases(TEMPLATES / "golden", "GLM-5.3-Flash", ABSENT)
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -15,6 +15,7 @@ from dgpp_core.api import StepBatch
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.host.loading import LoadedModel
 from dgpp_core.testing import ModelConformance, World
+from dgpp_core.testing.recorded import recorded_cases
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat_templates"
 
@@ -132,12 +133,9 @@ class TestMimo26(ModelConformance):
     @classmethod
     def golden_cases(cls) -> Mapping[str, Mapping[str, Any]]:
         """Prompts recorded from transformers, beside the checkout where they are there at all."""
-        rendered = json.loads((TEMPLATES / "golden" / "MiMo-V2.6.distill.json").read_text(encoding="utf-8"))
-        cases = json.loads((TEMPLATES / "golden" / "conversations.json").read_text(encoding="utf-8"))
         # Arguments that come as text are read here; the recorder handed them on as they were.
-        text = rendered["string_arguments"]
-        text["prompt"] = text["prompt"].replace('{"city": "Oslo"}', "<parameter=city>Oslo</parameter>")
-        return {name: case | rendered[name] for name, case in cases.items() if "prompt" in rendered.get(name, {})}
+        text = {"string_arguments": ('{"city": "Oslo"}', "<parameter=city>Oslo</parameter>")}
+        return recorded_cases(TEMPLATES / "golden", "MiMo-V2.6.distill", text)
 
     def reference(self, weights: Mapping[str, Tensor], config: Mapping[str, Any], tokens: Sequence[int]) -> Tensor:
         """The equations."""

@@ -1,7 +1,6 @@
 """Qwen3.8-Flash-Next keeps every promise of the contract, and equals its equations."""
 
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.testing import ModelConformance
+from dgpp_core.testing.recorded import recorded_cases
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat_templates"
 _SPEC = importlib.util.spec_from_file_location("qwen_reference", Path(__file__).with_name("reference.py"))
@@ -31,9 +31,7 @@ class TestFlashNext(ModelConformance):
     @classmethod
     def golden_cases(cls) -> Mapping[str, Mapping[str, Any]]:
         """Prompts recorded from transformers, beside the checkout where they are there at all."""
-        rendered = json.loads((TEMPLATES / "golden" / "Qwen3.8.json").read_text(encoding="utf-8"))
-        cases = json.loads((TEMPLATES / "golden" / "conversations.json").read_text(encoding="utf-8"))
-        return {name: case | rendered[name] for name, case in cases.items() if "prompt" in rendered.get(name, {})}
+        return recorded_cases(TEMPLATES / "golden", "Qwen3.8")
 
     @pytest.fixture(scope="class")
     @classmethod
