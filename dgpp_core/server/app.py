@@ -17,9 +17,11 @@ from dgpp_core.api.errors import RequestError
 from dgpp_core.server.access import OPEN, key_guard
 from dgpp_core.server.answer import internal_error
 from dgpp_core.server.file_routes import FILE_ROUTES
+from dgpp_core.server.file_routes import PREFIX as FILES
 from dgpp_core.server.job import model_not_found
 from dgpp_core.server.keys import KeyRing
 from dgpp_core.server.messages.bodies import message_error
+from dgpp_core.server.messages.files import HEADER
 from dgpp_core.server.messages.routes import MESSAGES_ROUTES
 from dgpp_core.server.messages.routes import PREFIX as MESSAGES
 from dgpp_core.server.metrics import OPENMETRICS_TYPE, PROMETHEUS_TYPE, json_metrics, prometheus_text
@@ -115,8 +117,14 @@ def _on_request_error(request: Incoming, error: RequestError) -> Response[bytes]
     headers = {"retry-after": "1"} if error.code in ("overloaded", "file_processing_busy") else {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    encode = message_error if str(request.scope["path"]).startswith(MESSAGES) else error_body
+    encode = message_error if _speaks_messages(request) else error_body
     return Response(encode(error), status_code=error.status, media_type="application/json", headers=headers)
+
+
+def _speaks_messages(request: Incoming) -> bool:
+    """Whether errors have the form of the messages dialect: its routes, and files where its clients ask."""
+    path = str(request.scope["path"])
+    return path.startswith(MESSAGES) or (path.startswith(FILES) and HEADER in request.headers)
 
 
 def _on_http(request: Incoming, error: HTTPException) -> Response[bytes]:

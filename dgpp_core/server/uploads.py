@@ -26,12 +26,15 @@ class Upload(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-async def read_upload(content_type: str, body: AsyncIterable[bytes], most: int) -> Upload:
+async def read_upload(
+    content_type: str, body: AsyncIterable[bytes], most: int, purpose: Purpose | None = None
+) -> Upload:
     """The fields `file` and `purpose` of a form, each of which must be there once, and no other.
 
     Args:
         body: pieces of the request's body.
         most: bytes that the file may have.
+        purpose: where the form has none.
 
     Raises:
         RequestError: 400 or 413 with the field that is wrong.
@@ -48,7 +51,7 @@ async def read_upload(content_type: str, body: AsyncIterable[bytes], most: int) 
                     form.take(event)
     except (MultipartError, UnicodeError) as error:
         raise RequestError(f"the body is no form of multipart/form-data: {error}", param="body") from None
-    return form.upload()
+    return form.upload(purpose)
 
 
 class _Form:
@@ -69,8 +72,10 @@ class _Form:
                 raise self._too_much()
             found += event
 
-    def upload(self) -> Upload:
+    def upload(self, default: Purpose | None) -> Upload:
         """What was sent, once all of it is there."""
+        if default is not None:
+            self._found.setdefault("purpose", bytearray(default.encode()))
         for name in ("file", "purpose"):
             if name not in self._found:
                 raise RequestError(f"`{name}` is required", param=name)

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,36 @@ def test_the_official_client_keeps_lists_reads_and_deletes(fake: Any) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             call(sent.id)
         assert (caught.value.code, caught.value.param) == ("file_not_found", "file_id")
+
+
+def test_the_other_official_client_keeps_lists_reads_and_deletes(fake: Any) -> None:
+    client = fake.anthropic()
+    files = client.beta.files
+    before = {kept.id for kept in files.list()}
+    sent = files.upload(file=("notes.md", NOTES, "text/markdown"))
+    assert (sent.type, sent.filename, sent.size_bytes, sent.mime_type) == (
+        "file",
+        "notes.md",
+        len(NOTES),
+        "text/markdown",
+    )
+    assert sent.downloadable
+    assert abs(sent.created_at.timestamp() - time.time()) < 60
+    assert files.retrieve_metadata(sent.id) == sent
+    page = files.list()
+    assert {kept.id for kept in page} == before | {sent.id}
+    assert (page.last_id, page.has_more) == (sent.id, False)
+    assert files.download(sent.id).read() == NOTES
+    assert fake.openai().files.retrieve(sent.id).purpose == "user_data"
+    turn: Any = {"role": "user", "content": [{"type": "document", "source": {"type": "file", "file_id": sent.id}}]}
+    client.beta.messages.create(model="fake", max_tokens=5, messages=[turn], betas=["files-api-2025-04-14"])
+    assert files.delete(sent.id).type == "file_deleted"
+    for call in (files.retrieve_metadata, files.download, files.delete):
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            call(sent.id)
+        assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    with pytest.raises(anthropic.BadRequestError, match="expires_in_seconds"):
+        files.upload(file=("notes.md", NOTES), expires_in_seconds=3600)
 
 
 def test_every_dialect_takes_the_id_of_a_file(fake: Any) -> None:
