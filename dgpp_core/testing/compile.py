@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -112,13 +112,20 @@ def _innermost(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[-2000:]
 
 
-def compile_all(modules: Iterable[str], targets: Iterable[int] = (90, 121), processes: int = 0) -> list[Compiled]:
+def compile_all(
+    modules: Iterable[str],
+    targets: Iterable[int] = (90, 121),
+    processes: int = 0,
+    *,
+    only: Container[tuple[str, int]] | None = None,
+) -> list[Compiled]:
     """Every binary of ``modules`` for those of ``targets`` it is meant for, in processes of their own.
 
     What is compiled also lands in Triton's cache, so a GPU process of the same installation starts warm.
 
     Args:
         processes: how many at once; 0 takes one a processor.
+        only: names and targets of the binaries that are wanted, where not all are.
     """
     wanted = set(targets)
     jobs = [
@@ -126,6 +133,7 @@ def compile_all(modules: Iterable[str], targets: Iterable[int] = (90, 121), proc
         for module in modules
         for index, case in enumerate(cases_of(module))
         for target in sorted(wanted & set(case.targets))
+        if only is None or (case.name, target) in only
     ]
     workers = min(processes or os.cpu_count() or 1, max(len(jobs), 1))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
