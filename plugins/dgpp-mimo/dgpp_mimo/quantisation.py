@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError
+from dgpp_core.api import ConfigError, refuse
 
 WHERE = "quantization_config"
 
@@ -65,15 +65,10 @@ def read_quantisation(raw: Mapping[str, Any] | None) -> Quantisation:
         raise ConfigError(f"config.json: {WHERE} cannot be read", where=WHERE, found=str(error)) from error
     for key, only in (("quant_method", "fp8"), ("fmt", "e4m3"), ("weight_block_size", [128, 128])):
         if (value := getattr(c, key)) != only:
-            raise _refuse(key, value, repr(only))
+            raise refuse(f"{WHERE}.{key}", value, repr(only))
     if c.store_dtype not in (None, "mxfp4"):
-        raise _refuse("store_dtype", c.store_dtype, "'mxfp4' or none")
+        raise refuse(f"{WHERE}.store_dtype", c.store_dtype, "'mxfp4' or none")
     if c.store_dtype and c.mxfp4_block_size != 32:
-        raise _refuse("mxfp4_block_size", c.mxfp4_block_size, "32")
+        raise refuse(f"{WHERE}.mxfp4_block_size", c.mxfp4_block_size, "32")
     experts = "mxfp4_u8" if c.store_dtype else "fp8_block"
     return Quantisation(experts, "fp8_block", tuple(c.ignored_layers or ()))
-
-
-def _refuse(key: str, found: object, expected: str) -> ConfigError:
-    where = f"{WHERE}.{key}"
-    return ConfigError(f"config.json: {where} is not supported", where=where, found=repr(found), expected=expected)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError
+from dgpp_core.api import ConfigError, refuse
 from dgpp_glm.quantisation import REGEX, WHERE, Quantisation, Rule, read_quantisation
 
 _LAYER = r"model\.language_model\.layers\.\d+"
@@ -65,7 +65,7 @@ def read_storages(raw: Mapping[str, Any] | None, mixtures: Sequence[int], draft:
             return Quantisation(rules=(_EIGHT_BITS,))
         case "dgpp_mixed":
             return _mixed(raw, mixtures, draft)
-    raise _refuse("quant_method", raw.get("quant_method"), "'fp8' or 'dgpp_mixed'")
+    raise refuse(f"{WHERE}.quant_method", raw.get("quant_method"), "'fp8' or 'dgpp_mixed'")
 
 
 def _mixed(raw: Mapping[str, Any], mixtures: Sequence[int], draft: int) -> Quantisation:
@@ -78,16 +78,11 @@ def _mixed(raw: Mapping[str, Any], mixtures: Sequence[int], draft: int) -> Quant
     for field in _Experts.__struct_fields__:
         found, only = getattr(c.routed_experts, field), getattr(known, field)
         if found != only and not (field == "layers" and found is None):
-            raise _refuse(f"routed_experts.{field}", found, repr(only))
+            raise refuse(f"{WHERE}.routed_experts.{field}", found, repr(only))
     if c.mtp_layer is not None and c.mtp_layer.index != draft:
-        raise _refuse("mtp_layer.index", c.mtp_layer.index, str(draft))
+        raise refuse(f"{WHERE}.mtp_layer.index", c.mtp_layer.index, str(draft))
     read_storages(c.fp8, mixtures, draft)
     numbers = "|".join(map(str, mixtures))
     layers = _LAYER.replace(r"\d+", f"(?:{numbers})")
     four_bits = Rule((rf"{REGEX}{layers}\.mlp\.experts\.\d+\.{_GATED}",), "nvfp4_ct")
     return Quantisation(rules=(four_bits, _EIGHT_BITS))
-
-
-def _refuse(key: str, found: object, expected: str) -> ConfigError:
-    where = f"{WHERE}.{key}"
-    return ConfigError(f"config.json: {where} is not supported", where=where, found=repr(found), expected=expected)

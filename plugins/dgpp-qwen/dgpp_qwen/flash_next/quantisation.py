@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError
+from dgpp_core.api import refuse
 
 WHERE = "quantization_config"
 
@@ -30,11 +30,6 @@ class Storages(msgspec.Struct, frozen=True):
     table: bool = False
 
 
-def _refuse(key: str, found: object, expected: str) -> ConfigError:
-    where = f"{WHERE}.{key}"
-    return ConfigError(f"config.json: {where} is not supported", where=where, found=repr(found), expected=expected)
-
-
 def read_storages(raw: Mapping[str, Any] | None) -> Storages:
     """Check and read the section; without one everything is dense.
 
@@ -46,16 +41,16 @@ def read_storages(raw: Mapping[str, Any] | None) -> Storages:
     method = raw.get("quant_method")
     if method == "fp8":
         if (block := raw.get("weight_block_size")) != [128, 128]:
-            raise _refuse("weight_block_size", block, "[128, 128]")
+            raise refuse(f"{WHERE}.weight_block_size", block, "[128, 128]")
         return Storages("fp8_block", "fp8_block", True)
     if method == "modelopt":
         if (algorithm := raw.get("quant_algo")) != "NVFP4":
-            raise _refuse("quant_algo", algorithm, "'NVFP4'")
+            raise refuse(f"{WHERE}.quant_algo", algorithm, "'NVFP4'")
         groups = raw.get("config_groups") or {}
         for name, group in groups.items() if isinstance(groups, Mapping) else ():
             weights = group.get("weights") if isinstance(group, Mapping) else None
             found = weights if isinstance(weights, Mapping) else {}
             if (found.get("num_bits"), found.get("type"), found.get("group_size")) != (4, "float", 16):
-                raise _refuse(f"config_groups.{name}.weights", weights, "4 bits, float, group 16")
+                raise refuse(f"{WHERE}.config_groups.{name}.weights", weights, "4 bits, float, group 16")
         return Storages("nvfp4", "fp8_block", True)
-    raise _refuse("quant_method", method, "'fp8' or 'modelopt'")
+    raise refuse(f"{WHERE}.quant_method", method, "'fp8' or 'modelopt'")
