@@ -27,8 +27,9 @@ $(STAMP): $(PROJECTS)
 serve: venv ## serve SmolLM2-135M-Instruct on 127.0.0.1:18080
 	$(BIN)/dgpp serve --plugin smollm2 --port $(PORT)
 
+# Files are given out in this order: the last ones are short, so that no worker is left with a long one.
 test: venv check ## lint, types, import rules and the whole test suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" plugins tests
 	$(BIN)/python -m pytest -m alone $(ALONE)
 
 check: lint types imports ## lint, types, import rules
