@@ -27,6 +27,7 @@ def disk() -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.alone
 def test_a_world_goes_on_and_a_lost_rank_is_named(glm: Path, environ: Mapping[str, str], disk: Path) -> None:
     with served_world(disk, ["--plugin=glm47", f"--checkpoint={glm}", "--world=2"], environ=environ) as world:
         before, pid = world.complete("Hello", 8), world.pid(1)

@@ -10,11 +10,7 @@ import pytest
 from dgpp_core.testing.ssh_cluster import Cluster
 from dgpp_core.testing.ssh_hosts import unavailable
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.alone,
-    pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "there are hosts"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "there are hosts")]
 
 
 def test_two_hosts_by_their_ipv6_addresses(cluster: Callable[..., Cluster], glm: Path) -> None:
