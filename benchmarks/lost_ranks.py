@@ -131,7 +131,13 @@ def _harmful(bench: Bench, kind: str, count: int) -> dict[str, Any]:
 
 def _trial(net: Hosts, apart: WorldApart, kind: str, rank: int) -> Trial:
     crowd = Crowd(apart.served, CLIENTS)
-    apart.served.until(CLIENTS)
+    try:
+        apart.served.until(CLIENTS)
+    except OSError as error:
+        left = apart.served.process.poll(), [process.exitcode for process in apart.ranks]
+        told = [answer and answer.text for answer in crowd.answers(1.0)]
+        log = apart.served.log[-2000:]
+        raise SystemExit(f"it ended before it was harmed: front end, ranks {left}, clients {told}: {log}") from error
     pid = apart.pid(rank)
     began = time.monotonic()
     with _harmed(net, kind, rank, pid):
