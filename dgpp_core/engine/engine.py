@@ -58,6 +58,10 @@ class Engine:
         depth: rows beyond the first that a decode step verifies; 0 without a drafter.
         check: `Bus.check` of the model's bus. It is asked when results have been read and before they are used: a
             kernel that gave up on another rank leaves behind whatever was there.
+
+    Attributes:
+        rows_first: a step's rows go to the device before the host reads the step before and begins the masks: a GPU
+            computes meanwhile. A CPU would be done with the rows first, and has masks made beside them.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Engine:
         self.slots: dict[int, SlotInfo] = {}
         self._unread: deque[Pending] = deque()
         self._check = check
+        self.rows_first = device.type == "cuda"
 
     def _device_samples(self) -> bool:
         """Whether sampled tokens can be picked on the GPU as the host would pick them."""
@@ -347,8 +352,11 @@ class Engine:
             raise EngineError(f"a step of depth {op.depth}", expected=f"<= {self.depth}")
         for info in infos:
             self._check_rows(info, info.bound + width)
-        look = self._look(op)
+        drafts = self._drafts_of(op)
+        look = None if self.rows_first else self._look(op, drafts)
         step = self.runner.verify(op.slots, op.depth, max(info.bound for info in infos) + width)
+        if self.rows_first:
+            look = self._look(op, drafts)
         if look is not None:
             step.restrict(look.masks())
         picks = None
@@ -363,15 +371,19 @@ class Engine:
             info.bound += width
         return Part(tuple(infos), Download(results), width, op.depth, () if picks is None else picks.logprobs)
 
-    def _look(self, op: Decode) -> Look | None:
-        """Begin the masks of a step, if one of its replies is held to a grammar, to be computed beside its rows."""
+    def _drafts_of(self, op: Decode) -> Download | None:
+        """The drafts that a step verifies, on their way to the host, where masks will be asked for behind them."""
+        if not op.depth or not any(map(self.constraints.hold, op.slots)):
+            return None
+        return Download(self.registers.drafts[upload(op.slots, self.device)])
+
+    def _look(self, op: Decode, drafts: Download | None) -> Look | None:
+        """Begin the masks of a step, if one of its replies is held to a grammar, from all that came before it."""
         if not any(map(self.constraints.hold, op.slots)):
             return None
         self._settle()
-        if not op.depth:
-            return self.constraints.look(op.slots)
-        drafts = self.registers.drafts[upload(op.slots, self.device)].tolist()
-        return self.constraints.look(op.slots, [row[: op.depth] for row in drafts])
+        rows = None if drafts is None else [row[: op.depth] for row in drafts.values()]
+        return self.constraints.look(op.slots, rows)
 
     def _sample(self, step: Step, infos: list[SlotInfo], width: int) -> Picks:
         """Picks by the host's sampler; everything before the step has been read, so the bounds are exact."""

@@ -112,7 +112,7 @@ class Family:
     def restrict(self, masks: Tensor) -> None:
         """Between the halves, in front of `run_sample`: the first rows are held to masks.
 
-        Not captured: the kernels are queued while those of the first half run, for which the masks are waited anyway.
+        Not captured: the kernels are queued while those of the first half run, so that the device waits for neither.
         """
         step, rows = self._verified, len(masks)
         assert step is not None
