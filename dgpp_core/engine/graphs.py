@@ -14,6 +14,8 @@ On a CPU the same buffers and the same code run without capture, so that they ca
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +32,18 @@ WARM_STEPS = 2
 
 Mark = Callable[[str], None]
 """Called on the host as a step's device work is queued: ``begin`` before its first kernel, ``end`` after its last."""
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: what an old engine's buffers do as they go would end a capture."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Family:
@@ -78,7 +92,7 @@ class Family:
             graphs = {}
             for name, part in parts.items():
                 graphs[name] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[name], pool=pool, capture_error_mode="thread_local"):
+                with _uncollected(), torch.cuda.graph(graphs[name], pool=pool, capture_error_mode="thread_local"):
                     part()
         except Exception as error:
             raise EngineError(

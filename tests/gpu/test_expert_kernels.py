@@ -84,9 +84,10 @@ def routing_of(rows: int, experts: int = EXPERTS, top_k: int = TOP_K, kind: str 
 
 
 def expected(
-    up: Matrix, down: Matrix, x: Tensor, ids: Tensor, experts: int, h_dtype: torch.dtype, limit: float = math.inf
-) -> Tensor:
-    """float64 contributions; h is rounded as the kernels round it."""
+    up: Matrix, down: Matrix, x: Tensor, ids: Tensor, experts: int, h_dtype: torch.dtype, limit: float = math.inf,
+    w_dtype: torch.dtype = torch.float64,
+) -> Tensor:  # fmt: skip
+    """float64 contributions; h and the weights are rounded as the kernels round them."""
     rows, top_k = ids.shape
     each, hidden = up.shape[0] // (experts + 1), x.shape[1]
     out = torch.empty(rows * top_k + rows, hidden, dtype=torch.float64, device=DEVICE)
@@ -94,9 +95,11 @@ def expected(
     sources = torch.cat([torch.arange(rows * top_k, device=DEVICE) // top_k, torch.arange(rows, device=DEVICE)])
     for entry in torch.unique(entries).tolist():
         places = (entries == entry).nonzero().squeeze(1)
-        gate, value = (x[sources[places]].double() @ up.rows(entry * each, each).dequantise().double().T).chunk(2, -1)
+        gate, value = (
+            x[sources[places]].double() @ up.rows(entry * each, each).dequantise().to(w_dtype).double().T
+        ).chunk(2, -1)
         h = (F.silu(gate.clamp(max=limit)) * value.clamp(-limit, limit)).to(h_dtype).double()
-        out[places] = h @ down.rows(entry * hidden, hidden).dequantise().double().T
+        out[places] = h @ down.rows(entry * hidden, hidden).dequantise().to(w_dtype).double().T
     return out
 
 
@@ -229,7 +232,8 @@ def test_generic_experts_and_each_row_alone(form: str, decode: bool) -> None:
     assert not experts.packed
     x, routing = activations(200, 128), routing_of(200)
     whole = experts(x, routing, decode)
-    assert error(whole, expected(up, down, x, routing.ids, EXPERTS, torch.bfloat16)) < 3e-3
+    wanted = expected(up, down, x, routing.ids, EXPERTS, torch.bfloat16, w_dtype=torch.bfloat16)
+    assert error(whole, wanted) < 3e-3
     for count in (1, 5, 33):
         part = experts(x[:count], first_rows(routing, count), decode)
         for row in {0, count - 1}:

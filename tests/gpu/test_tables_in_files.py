@@ -74,7 +74,8 @@ def test_a_captured_look_up_reads_what_is_asked_at_replay(tmp_path: Path) -> Non
     served, device = table.for_serving(drafting=True, in_files=True), torch.device("cuda", 0)
     entries = read_headers(tmp_path)
     files = RowFiles(served, entries, device=device, dtype=torch.bfloat16)
-    held = RowFiles(served, entries, device=torch.device("cpu"), dtype=torch.bfloat16).tables["t"]
+    on_cpu = RowFiles(served, entries, device=torch.device("cpu"), dtype=torch.bfloat16)
+    held = on_cpu.tables["t"]
     rows, numbers = files.tables["t"], torch.zeros(5, 16, dtype=torch.int64, device=device)
     rows[numbers]
     torch.cuda.synchronize()

@@ -20,8 +20,10 @@ from dgpp_core.cli.synth import in_format
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.factory import build_engine, prepare
 from dgpp_core.formats.codec import decode, encode
+from dgpp_core.formats.resident import WIDENED
 from dgpp_core.formats.storage import STORAGES
 from dgpp_core.host.loading import LoadedModel, load_plugins
+from dgpp_core.ops.kernels.stored import stored_weight
 from dgpp_core.scheduler.sizing import limits_from
 from dgpp_core.testing.world import World
 
@@ -73,6 +75,8 @@ def test_stored_matrices_have_the_bits_of_a_cpu(
     here, there = (load(made, entries, device, world).matrix("gate").tensors() for device in (CPU, CUDA))
     assert here.keys() == there.keys()
     assert all(there[name].is_cuda and same(here[name], there[name]) for name in here)
+    if storage in WIDENED:
+        there = stored_weight(load(made, entries, CUDA, world).matrix("gate"), CUDA).tensors()
     held = sum(tensor.nbytes for tensor in there.values())
     assert parameters(made, world)["gate"].bytes("cuda") == held
 
