@@ -13,11 +13,13 @@ import httpx
 import pytest
 
 from dgpp_core.api.errors import EngineError
-from dgpp_core.server.supervisor import EXIT_FAILED
+from dgpp_core.server.supervisor import EXIT_FAILED, Timing
 from dgpp_core.testing.fake_worker import FakeFault, FakeReply, FakeScript
 
 LONG = (FakeReply(text="blue " * 2000),)
 REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "colors"}], "max_tokens": 4000}
+PATIENT = Timing(drain=2.0, notice=0.5, grace=60.0)
+"""A failed service stays until it has been asked all that is asked here; `test_run.py` sees it leave by itself."""
 
 
 def last_events(running: Any) -> list[str]:
@@ -29,7 +31,7 @@ def last_events(running: Any) -> list[str]:
 
 def failing(serve_fake: Any, script: FakeScript, hurt: Any = None) -> tuple[str, int | None]:
     """Run a stream and a plain request into a failure; the reason, and the exit status."""
-    with serve_fake(script) as running, concurrent.futures.ThreadPoolExecutor() as pool:
+    with serve_fake(script, timing=PATIENT) as running, concurrent.futures.ThreadPoolExecutor() as pool:
         streamed = pool.submit(last_events, running)
         whole = pool.submit(httpx.post, running.url + "/v1/chat/completions", json=REQUEST, timeout=30)
         if hurt is not None:
