@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,10 +37,28 @@ _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.saf
 _FRESH = "fetch or copy the checkpoint again"
 
 
+class FileState(msgspec.Struct, frozen=True):
+    """What tells whether an open file is still the one, and as it was: bytes, time of writing in ns, inode."""
+
+    size: int
+    written_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, file: int) -> FileState:
+        """Of an open file; raises `OSError`."""
+        status = os.fstat(file)
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+    def __str__(self) -> str:
+        return f"{self.size} bytes, written {self.written_ns} ns, inode {self.inode}"
+
+
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor of a checkpoint: bytes ``start .. end`` of ``file``, row-major.
 
     ``listed`` is False where the checkpoint does not say that the file is one of its own (see `read_headers`).
+    ``state`` is the file's when its header was read: of another, the bytes mean nothing.
     """
 
     name: str
@@ -48,12 +67,24 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
     file: Path
     start: int
     end: int
+    state: FileState
     listed: bool = True
 
     @property
     def nbytes(self) -> int:
         """Bytes as stored."""
         return self.end - self.start
+
+    def require_unchanged(self, file: int) -> None:
+        """Raise `CheckpointError` if the open ``file`` is not as its header was read, and `OSError` as fstat does."""
+        if (found := FileState.of(file)) != self.state:
+            raise CheckpointError(
+                f"{self.file.name} changed since its header was read",
+                where=f"{self.file}, tensor {self.name}",
+                found=str(found),
+                expected=str(self.state),
+                hint="let whatever writes the checkpoint end, and start again",
+            )
 
 
 def read_headers(folder: Path) -> Mapping[str, TensorEntry]:
@@ -182,22 +213,22 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
 def _read_file(path: Path) -> list[TensorEntry]:
     where = str(path)
     try:
-        raw, size = _header(path)
+        raw, state = _header(path)
     except OSError as error:
         raise unreadable(path, error) from error
     header, length = parse_object(raw, where), len(raw)
     _check_metadata(header.pop("__metadata__", {}), where)
     data = 8 + length
-    entries = [_entry(name, fields, path, data) for name, fields in header.items()]
+    entries = [_entry(name, fields, path, data, state) for name, fields in header.items()]
     entries.sort(key=lambda entry: (entry.start, entry.end))
-    _check_tiling(entries, where, data, size)
+    _check_tiling(entries, where, data, state.size)
     return entries
 
 
-def _header(path: Path) -> tuple[bytes, int]:
-    """The JSON of a file, and the file's bytes in all."""
-    size = path.stat().st_size
+def _header(path: Path) -> tuple[bytes, FileState]:
+    """The JSON of a file, and what the file was like before it was read."""
     with path.open("rb") as file:
+        size = (state := FileState.of(file.fileno())).size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
             raise CheckpointError(
@@ -207,7 +238,7 @@ def _header(path: Path) -> tuple[bytes, int]:
                 expected=f"a header of at most {min(MAX_HEADER_BYTES, max(size - 8, 0))} bytes",
                 hint=_FRESH,
             )
-        return file.read(length), size
+        return file.read(length), state
 
 
 def _check_metadata(metadata: object, where: str) -> None:
@@ -215,7 +246,7 @@ def _check_metadata(metadata: object, where: str) -> None:
         raise CheckpointError("__metadata__ is not a map of strings", where=where, hint=_FRESH)
 
 
-def _entry(name: str, fields: Any, path: Path, data: int) -> TensorEntry:
+def _entry(name: str, fields: Any, path: Path, data: int, state: FileState) -> TensorEntry:
     def refuse(what: str, found: object, expected: str) -> CheckpointError:
         return CheckpointError(
             f"the tensor {name} has {what}", where=str(path), found=str(found)[:200], expected=expected, hint=_FRESH
@@ -238,7 +269,13 @@ def _entry(name: str, fields: Any, path: Path, data: int) -> TensorEntry:
             f"{-(-bits // 8)} bytes for {dtype} {shape}",
         )
     return TensorEntry(
-        name=name, dtype=dtype, shape=tuple(shape), file=path, start=data + offsets[0], end=data + offsets[1]
+        name=name,
+        dtype=dtype,
+        shape=tuple(shape),
+        file=path,
+        start=data + offsets[0],
+        end=data + offsets[1],
+        state=state,
     )
 
 

@@ -45,7 +45,7 @@ class TensorReader:
         Values are converted to the dtype of ``place``. `settle` says whether they are numbers.
 
         Raises:
-            CheckpointError: the file has become short, or cannot be read.
+            CheckpointError: the file changed since its header was read, or cannot be read.
         """
         if not entry.nbytes:
             return
@@ -95,11 +95,12 @@ class TensorReader:
             view = self._staging.numpy().data[:count]
             while got < count and (more := file.readinto(view[got:])):
                 got += more
+            entry.require_unchanged(file.fileno())
         except OSError as error:
             raise unreadable(entry.file, error) from error
-        if got < count:
+        if got < count:  # nothing was written to it, and yet it gave less than it has
             raise CheckpointError(
-                f"the file became short: the tensor {entry.name} is cut off",
+                f"the file ends early: the tensor {entry.name} is cut off",
                 where=str(entry.file),
                 found=f"{entry.start + offset + got} bytes",
                 expected=f"at least {entry.end} bytes",

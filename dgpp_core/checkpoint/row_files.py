@@ -22,7 +22,7 @@ from dgpp_core.api.bindings import Binding, BindingTable
 from dgpp_core.api.errors import CheckpointError
 from dgpp_core.checkpoint.cuts import cut_ranges
 from dgpp_core.checkpoint.gather import Run, StreamGather
-from dgpp_core.checkpoint.headers import TensorEntry, unreadable
+from dgpp_core.checkpoint.headers import FileState, TensorEntry, unreadable
 from dgpp_core.checkpoint.reader import TORCH_DTYPES
 
 
@@ -31,29 +31,27 @@ class _File(msgspec.Struct, frozen=True, eq=False):
 
     path: Path
     file: FileIO
-    size: int
-    changed: int
+    state: FileState
 
     @classmethod
-    def open(cls, path: Path) -> _File:
-        """Told that rows are read here and there: reading ahead would only fill the cache."""
+    def open(cls, entry: TensorEntry) -> _File:
+        """The file of a tensor, told that rows are read here and there: reading ahead would only fill the cache."""
         try:
-            file = FileIO(path, "r")
-            status = os.fstat(file.fileno())
+            file = FileIO(entry.file, "r")
+            entry.require_unchanged(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         except OSError as error:
-            raise unreadable(path, error) from error
-        return cls(path, file, status.st_size, status.st_mtime_ns)
+            raise unreadable(entry.file, error) from error
+        return cls(entry.file, file, entry.state)
 
     def check(self) -> None:
         """Raise `CheckpointError` if the file is no longer what it was."""
-        status = os.fstat(self.file.fileno())
-        if (status.st_size, status.st_mtime_ns) != (self.size, self.changed):
+        if (found := FileState.of(self.file.fileno())) != self.state:
             raise CheckpointError(
                 "a file of the checkpoint changed while rows of a table are read from it",
                 where=str(self.path),
-                found=f"{status.st_size} bytes, written {status.st_mtime_ns} ns",
-                expected=f"{self.size} bytes, written {self.changed} ns, as when serving began",
+                found=str(found),
+                expected=f"{self.state}, as when its header was read",
                 hint="restore the checkpoint and start again",
             )
 
@@ -127,7 +125,7 @@ class RowFiles:
         dtype: what dense values are converted to, as the loader does it.
 
     Raises:
-        CheckpointError: a file cannot be opened or has become short, or the parts of a table do not fit together.
+        CheckpointError: a file cannot be opened or changed since its header was read, or the parts of a table do not fit together.
         EngineError: on a GPU: as `StreamGather`.
     """
 
@@ -144,8 +142,8 @@ class RowFiles:
         parts: dict[str, list[Binding]] = {}
         for binding in table.on_disk:
             parts.setdefault(binding.target, []).append(binding)
-        paths = {entries[binding.name].file for binding in table.on_disk}
-        self._files = {path: _File.open(path) for path in sorted(paths)}
+        found = {(entry := entries[binding.name]).file: entry for binding in table.on_disk}
+        self._files = {path: _File.open(found[path]) for path in sorted(found)}
         self._rank, self._world, self._device, self._dtype = rank, world, device, dtype
         self.tables: Mapping[str, FileRows] = {
             target: self._table(target, bindings, entries) for target, bindings in parts.items()
@@ -173,20 +171,9 @@ class RowFiles:
         runs, first, stored = list[Run](), 0, TORCH_DTYPES[found[0].dtype]
         width = math.prod(found[0].shape[1:])
         for binding, entry in zip(bindings, found, strict=True):
-            file = self._file(entry)
+            file = self._files[entry.file].file.fileno()
             for start, count in cut_ranges(binding, self._rank, self._world):
                 runs.append(Run(first, entry.start + start * width * stored.itemsize, file))
                 first += count
         stays = bindings[0].stays_stored or not stored.is_floating_point
         return FileRows(target, runs, first, width, (stored, stored if stays else self._dtype), self._device)
-
-    def _file(self, entry: TensorEntry) -> int:
-        file = self._files[entry.file]
-        if file.size < entry.end:
-            raise CheckpointError(
-                f"the file became short: the tensor {entry.name} is cut off",
-                where=str(entry.file),
-                found=f"{file.size} bytes",
-                expected=f"at least {entry.end} bytes",
-            )
-        return file.file.fileno()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from dgpp_core.api import CheckpointError
-from dgpp_core.checkpoint.headers import INDEX, TensorEntry, read_headers
+from dgpp_core.checkpoint.headers import INDEX, FileState, TensorEntry, read_headers
 
 Write = Callable[..., Path]
 
@@ -49,7 +49,9 @@ def test_entries_are_those_that_the_safetensors_library_writes(tmp_path: Path) -
 
 
 def test_bytes_of_an_entry() -> None:
-    assert TensorEntry(name="a", dtype="F32", shape=(2,), file=Path("x"), start=10, end=18).nbytes == 8
+    state = FileState(18, 0, 0)
+    entry = TensorEntry(name="a", dtype="F32", shape=(2,), file=Path("x"), start=10, end=18, state=state)
+    assert entry.nbytes == 8
 
 
 @pytest.mark.parametrize(("cut", "victim"), [(1, "beta"), (8, "beta"), (16, "alpha"), (32, "alpha")])

@@ -187,9 +187,34 @@ def test_parts_that_do_not_fit_together(tmp_path: Path) -> None:
 def test_a_file_that_shrinks_after_its_header_was_read(tmp_path: Path, table: BindingTable, tensors: Tensors) -> None:
     loader = weights(table, written(tmp_path, tensors))
     os.truncate(tmp_path / "model.safetensors", 400)
-    with pytest.raises(CheckpointError, match=r"became short: the tensor layers\.1\.o is cut off") as caught:
+    with pytest.raises(CheckpointError, match=r"changed since its header was read") as caught:
         loader.take("layers.1.o")
-    assert "model.safetensors" in caught.value.where
+    assert caught.value.where.endswith("model.safetensors, tensor layers.1.o")
+    assert caught.value.found.startswith("400 bytes")
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "while it is read"])
+def test_a_file_that_is_written_to_after_its_header_was_read(
+    tmp_path: Path, table: BindingTable, tensors: Tensors, when: str
+) -> None:
+    loader, path = weights(table, written(tmp_path, tensors)), tmp_path / "model.safetensors"
+    if when == "while it is read":
+        loader.take("layers.0.norm")
+    path.write_bytes(path.read_bytes()[:-4] + bytes(4))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors changed since its header was read"):
+        loader.take("layers.1.o")
+
+
+def test_a_file_that_is_replaced_by_one_of_its_size_and_time(
+    tmp_path: Path, table: BindingTable, tensors: Tensors
+) -> None:
+    loader, path, other = weights(table, written(tmp_path, tensors)), tmp_path / "model.safetensors", tmp_path / "new"
+    other.write_bytes(bytes(path.stat().st_size))
+    os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    os.replace(other, path)
+    with pytest.raises(CheckpointError, match=r"changed since its header was read") as caught:
+        loader.take("layers.1.o")
+    assert "inode" in caught.value.expected
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -106,6 +106,25 @@ def test_a_file_that_becomes_short_is_named(tmp_path: Path, spec: ModelSpec) -> 
         opened(made, tmp_path)
 
 
+@pytest.mark.parametrize("change", ["written to", "replaced"])
+def test_a_file_that_changes_between_its_header_and_its_opening_is_named(
+    tmp_path: Path, spec: ModelSpec, change: str
+) -> None:
+    """A rank may wait for others between the two, and the offsets would be another file's."""
+    made = table()
+    synthesise(spec, made, spec.tiny_config, tmp_path, seed=1)
+    entries = read_headers(tmp_path)
+    path = entries["t.0.weight"].file
+    content = path.read_bytes()
+    if change == "replaced":
+        path.rename(path.with_suffix(".old"))
+    path.write_bytes(content[:-16] + bytes(16))
+    served = made.for_serving(drafting=True, in_files=True)
+    with pytest.raises(CheckpointError, match="changed since its header was read") as refused:
+        RowFiles(served, entries, device=CPU, dtype=torch.float32)
+    assert refused.value.where.startswith(str(path))
+
+
 def test_a_file_that_is_written_to_is_named_and_one_that_is_replaced_is_still_read(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
