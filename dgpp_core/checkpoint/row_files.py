@@ -125,7 +125,8 @@ class RowFiles:
         dtype: what dense values are converted to, as the loader does it.
 
     Raises:
-        CheckpointError: a file cannot be opened or changed since its header was read, or the parts of a table do not fit together.
+        CheckpointError: a file cannot be opened or changed since its header was read, or the parts of a table do not
+            fit together.
         EngineError: on a GPU: as `StreamGather`.
     """
 
