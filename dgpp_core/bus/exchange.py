@@ -24,6 +24,11 @@ PATIENCE = 200
 NAP = 20e-6
 
 
+LAST_START = 2**32 - 3
+"""The last generation that an exchange may begin after. A fresh slab's rows say that generation 0 is ready and has
+gone, so the row that carries it must have carried another one before the count comes round."""
+
+
 class Watch(Protocol):
     """Who knows what became of the other ranks."""
 
@@ -37,8 +42,11 @@ class Exchange:
 
     Args:
         timeout: seconds that a rank waits for the others in one exchange.
-        first: the generation before the first one; the same on every rank.
+        first: the generation before the first one, at most `LAST_START`; the same on every rank.
         clock: seconds, monotonic.
+
+    Raises:
+        EngineError: ``first`` is beyond that.
     """
 
     def __init__(
@@ -56,6 +64,9 @@ class Exchange:
         self.rank, self.world, self.slot_bytes = rank, slab.geometry.world, slab.geometry.slot_bytes
         self._slab, self._poster, self._watch = slab, poster, watch
         self._channel, self._timeout, self._clock = channel, timeout, clock
+        if not 0 <= first <= LAST_START:
+            what, expected = "an exchange cannot begin with this generation", f"0 to {LAST_START}"
+            raise EngineError(what, where=f"rank {rank} of {self.world}", found=str(first), expected=expected)
         self._generation = first
 
     def all_gather(self, part: Bytes) -> list[Bytes]:
@@ -105,6 +116,8 @@ class Exchange:
     def swap(self, messages: Sequence[Bytes], tag: int = 0) -> list[Bytes]:
         """Send a message to every peer and receive theirs.
 
+        It returns when this rank's own messages are on their way too: nobody need turn the loop for them afterwards.
+
         Args:
             messages: one for all, or one for each rank; none longer than a slot.
             tag: which must be the same on every rank.
@@ -114,7 +127,8 @@ class Exchange:
             next swap.
 
         Raises:
-            EngineError: a rank is gone, has failed, is silent for the timeout, or sent another tag.
+            EngineError: a rank is gone, has failed, is silent for the timeout, or sent another tag; or this rank's own
+                messages could not be sent within it.
         """
         self._generation = (self._generation + 1) & 0xFFFFFFFF
         row = self._slab.geometry.row(self._channel, self._generation)
@@ -125,10 +139,12 @@ class Exchange:
         self._slab.publish(self._channel, self._generation, stride)
         end = self._clock() + self._timeout
         mine = messages[self.rank if stride else 0]
-        return [mine if rank == self.rank else self._receive(rank, tag, end) for rank in range(self.world)]
+        arrived = [mine if rank == self.rank else self._receive(rank, tag, end) for rank in range(self.world)]
+        self._see_off(end)
+        return arrived
 
     def finish(self, timeout: float) -> None:
-        """Send what peers may still wait for; raises `EngineError` as `posting.drain`."""
+        """Wait until all that was sent has arrived; raises `EngineError` as `posting.drain`."""
         drain(self._poster, timeout, self._clock)
 
     def _receive(self, source: int, tag: int, end: float) -> Bytes:
@@ -147,6 +163,20 @@ class Exchange:
             if self._clock() > end:
                 raise self._late(source, offset)
             turns += 1
+            if turns > PATIENCE:
+                time.sleep(NAP)
+
+    def _see_off(self, end: float) -> None:
+        """Turn the loop until this rank's row has gone: a late rank has its peers' messages before its own are due."""
+        turns = 0
+        while not self._poster.posted():
+            if not self._poster.advance():
+                turns += 1
+            if (fault := self._watch.fault(self.rank)) is not None:  # the world's: a peer that is done may have left
+                raise fault
+            if self._clock() > end:
+                what = f"this rank's messages could not be sent within {self._timeout:g} s"
+                raise self._error(what, "some of them are not due, or find no room", "all on their way")
             if turns > PATIENCE:
                 time.sleep(NAP)
 

@@ -52,6 +52,10 @@ class Poster(Protocol):
         """Send what is ready; whether there was any. Raises `EngineError` as the port."""
         ...
 
+    def posted(self) -> bool:
+        """Whether all that is ready has been given to the port, for every peer: it then arrives without more turns."""
+        ...
+
     def idle(self) -> bool:
         """Whether all that was ready has been sent and has arrived."""
         ...
@@ -66,7 +70,7 @@ class Poster(Protocol):
 
 
 def drain(poster: Poster, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
-    """Turn a loop until it is idle: a rank that has its peers' messages need not have sent its own yet.
+    """Turn a loop until it is idle: what was posted need not have arrived yet, and needs this end of a connection.
 
     Raises:
         EngineError: as the port, or it is not idle within ``timeout`` seconds.
@@ -126,9 +130,14 @@ class PythonPoster:
         self._port.poll()
         return sent
 
+    def posted(self) -> bool:
+        """Whether nothing is ready that was not seen, or waits to be due."""
+        seen = [word & _MASK for word in self._slab.ready.tolist()] == self._posted
+        return seen and not any(self._waiting.values())
+
     def idle(self) -> bool:
         """Whether nothing waits to be due or to arrive."""
-        return not any(self._waiting.values()) and self._port.idle()
+        return self.posted() and self._port.idle()
 
     def run(self) -> None:
         """One turn, and a nap if nothing came for a while."""

@@ -6,6 +6,7 @@ import itertools
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgpp_core.api import EngineError
-from dgpp_core.bus.exchange import Exchange
+from dgpp_core.bus.exchange import LAST_START, Exchange
 from dgpp_core.bus.native import FOLDER, load
-from dgpp_core.bus.posting import drain, order_of
+from dgpp_core.bus.posting import PythonPoster, drain, order_of
+from dgpp_core.bus.shm.link import CopyPort
 from dgpp_core.bus.slab import HEADER, Geometry, Slab, seal
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -122,6 +124,59 @@ def test_a_loop_that_comes_late_sends_both_rows(kind: str) -> None:
             arrived = both[1].take(geometry.slot(0, 1, generation), 0, generation)
             assert arrived is not None, f"generation {generation} of a loop that came when {first + 1} was ready"
             assert arrived[1].tolist() == [generation & 0xFF] * 64
+
+
+@pytest.mark.parametrize("kind", ["python", "native", "paced"])
+def test_a_late_rank_leaves_nothing_unsent(kind: str) -> None:
+    """It has its peers' second piece before its own is due, and nobody turns its loop once it has gone on."""
+    ranks = exchanges(Geometry(world=3, channels=1, slot_bytes=6400), kind, timeout=3.0)
+
+    def work(exchange: Exchange) -> list[int]:
+        time.sleep(0.0 if exchange.rank else 0.3)
+        return [int(row.sum()) for row in exchange.all_gather(np.full(6464, exchange.rank, np.uint8))]
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(work, ranks)) == [[0, 6464, 2 * 6464]] * 3
+
+
+class Ended(slabs.Calm):
+    """A watch that learns of the world's end, but of no peer's."""
+
+    def fault(self, source: int) -> EngineError | None:
+        return EngineError("the world was given up") if source == 0 else None
+
+
+@pytest.mark.parametrize(
+    ("watch", "said"), [(slabs.Calm(), r"could not be sent within 0\.05 s"), (Ended(), "the world was given up")]
+)
+def test_a_row_that_is_not_due_in_time_is_an_error(watch: slabs.Calm, said: str) -> None:
+    """An hour a message: the first goes at once, the second has to wait for it."""
+    both = slabs.slabs_of(Geometry(world=2, channels=1, slot_bytes=64))
+    slow = PythonPoster(both[0], 0, CopyPort(both[0], both), pace=60.0, burst=0)
+    exchange = Exchange(both[0], 0, slow, watch, timeout=0.05)
+    for generation in (1, 2):
+        slot = both[0].geometry.slot(1, 0, generation)
+        both[0].put(slot, np.zeros(64, np.uint8), source=1, generation=generation, tag=0)
+    exchange.swap([np.zeros(64, np.uint8)])
+    with pytest.raises(EngineError, match=said):
+        exchange.swap([np.zeros(64, np.uint8)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_start_works_and_the_next_is_refused(kind: str) -> None:
+    """Rows of a fresh slab read as generation 0, which a loop takes for gone."""
+    geometry = Geometry(world=2, channels=1, slot_bytes=64)
+    ranks = exchanges(geometry, kind, first=LAST_START, timeout=3.0)
+
+    def work(exchange: Exchange) -> list[int]:
+        return [
+            int(row[0]) for turn in range(5) for row in exchange.swap([np.full(8, 10 * turn + exchange.rank, np.uint8)])
+        ]
+
+    assert on_all(ranks, work) == [[0, 1, 10, 11, 20, 21, 30, 31, 40, 41]] * 2
+    for first in (-1, LAST_START + 1, 2**32 - 1):
+        with pytest.raises(EngineError, match="cannot begin with this generation"):
+            exchanges(geometry, kind, first=first)
 
 
 def test_the_seal_is_the_written_formula() -> None:

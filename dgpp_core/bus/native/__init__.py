@@ -75,9 +75,13 @@ class NativePoster:
         """Send what is ready; whether there was any."""
         return bool(self._library.dgpp_advance(ctypes.byref(self._loop)))
 
+    def posted(self) -> bool:
+        """Whether all that is ready has been copied."""
+        return bool(self._library.dgpp_posted(ctypes.byref(self._loop)))
+
     def idle(self) -> bool:
-        """A copy has arrived when it is made."""
-        return True
+        """The same: a copy has arrived when it is made."""
+        return self.posted()
 
     def run(self) -> None:
         """Turn until `stop`, outside the interpreter."""

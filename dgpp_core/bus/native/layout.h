@@ -43,6 +43,15 @@ static inline uint64_t ready_of(const uint8_t *slab, uint32_t row)
     return __atomic_load_n((const uint64_t *)(slab + READY) + row, __ATOMIC_ACQUIRE);
 }
 
+/* Whether every row that is ready has gone out, given the generations that went out last. */
+static inline int all_posted(const struct layout *l, const uint8_t *slab, const uint32_t *posted)
+{
+    for (uint32_t row = 0; row < 2 * l->channels; row++)
+        if ((uint32_t)ready_of(slab, row) != posted[row])
+            return 0;
+    return 1;
+}
+
 /* Bytes of a payload that go out. */
 static inline uint64_t padded(const struct layout *l, const uint8_t *header)
 {

@@ -42,6 +42,12 @@ uint32_t dgpp_advance(struct loop *l)
     return sent;
 }
 
+/* Whether all that is ready has gone out. */
+int dgpp_posted(const struct loop *l)
+{
+    return all_posted(&l->layout, l->slab, l->posted);
+}
+
 /* Until stop is set. */
 void dgpp_run(struct loop *l)
 {

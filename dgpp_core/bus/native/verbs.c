@@ -243,12 +243,17 @@ uint32_t dgpp_advance(struct loop *l)
     return sent;
 }
 
-/* Whether all that was ready has arrived. */
-int dgpp_idle(struct loop *l)
+/* Whether all that is ready was given to the devices, for every peer. */
+int dgpp_posted(const struct loop *l)
 {
-    for (uint32_t row = 0; row < 2 * l->layout.channels; row++)
-        if ((uint32_t)ready_of(l->slab, row) != l->posted[row])
-            return 0;
+    return all_posted(&l->layout, l->slab, l->posted);
+}
+
+/* Whether all that was ready has arrived. */
+int dgpp_idle(const struct loop *l)
+{
+    if (!dgpp_posted(l))
+        return 0;
     for (uint32_t lane = 0; lane < l->lane_count; lane++)
         if (dgpp_flying(l->lanes[lane], -1))
             return 0;

@@ -162,6 +162,10 @@ class NativeVerbsPoster:
         self._require_sound()
         return sent
 
+    def posted(self) -> bool:
+        """Whether all that is ready was given to the devices."""
+        return bool(self._library.dgpp_posted(ctypes.byref(self._loop)))
+
     def idle(self) -> bool:
         """Whether all that was ready has arrived."""
         return bool(self._library.dgpp_idle(ctypes.byref(self._loop)))
