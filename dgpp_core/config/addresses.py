@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
 import socket
+from typing import Any
 
 import msgspec
 
@@ -26,9 +28,11 @@ class Address(msgspec.Struct, frozen=True):
             ValueError: with what is expected.
         """
         found = re.fullmatch(r"(?:\[([^\[\]]*:[^\[\]]*)\]|([^\[\]:]+)):([0-9]{1,5})", text)
-        if found is None or int(found[3]) > 65535 or (found[1] and not is_ipv6(found[1])):
+        if found is None or int(found[3]) > 65535 or not _fit(host := found[1] or found[2]):
             raise ValueError(EXPECTED)
-        return cls(found[1] or found[2], int(found[3]))
+        if found[1] and not is_ipv6(host):
+            raise ValueError(EXPECTED)
+        return cls(host, int(found[3]))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -43,27 +47,61 @@ def is_ipv6(text: str) -> bool:
     return True
 
 
+def _fit(host: str) -> bool:
+    """Whether a resolver can be asked for it: no blanks, no control characters, no label of no or of 64 letters."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return host.isprintable() and " " not in host
+
+
+def everywhere() -> str:
+    """What to listen at for callers of every family that this machine has."""
+    try:
+        bound(Address("::1", 0)).close()
+    except OSError:
+        return EVERYWHERE
+    return EVERYWHERE_6
+
+
 def reachable(host: str) -> str:
     """A host to connect to on this machine, of one that is listened on: anywhere is the loopback too."""
     return {EVERYWHERE: "127.0.0.1", EVERYWHERE_6: "::1"}.get(host, host)
 
 
 def bound(address: Address) -> socket.socket:
-    """A TCP socket at an address, its port 0 for any; ``::`` takes IPv4 as well.
+    """A TCP socket at an address, its port 0 for any; ``::`` takes IPv4 as well. A name is its IPv4 address, if any.
 
     Raises:
         OSError: the address cannot be used.
     """
-    made = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+    family, place = _place(address)
+    made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if made.family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address.host != EVERYWHERE_6)
-        made.bind((address.host, address.port))
+        if family == socket.AF_INET6:
+            either = address.host == EVERYWHERE_6 or ipaddress.IPv6Address(place[0]).ipv4_mapped is not None
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not either)
+        made.bind(place)
     except BaseException:
         made.close()
         raise
     return made
+
+
+def _place(address: Address) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """The family and what `socket.bind` takes: of an IPv6 address also the interface that it belongs to."""
+    host, literal = address.host, is_ipv6(address.host)
+    if literal and "%" not in host and ipaddress.IPv6Address(host).is_link_local:
+        raise OSError(errno.EINVAL, f"a link-local address without its interface, as in {host}%eth0")
+    if not _fit(host):
+        raise OSError(errno.EINVAL, f"neither a name of a host nor an address: {host!r}")
+    found = socket.getaddrinfo(
+        host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST if literal else socket.AI_PASSIVE
+    )
+    family, _, _, _, place = min(found, key=lambda each: each[0])
+    return family, place
 
 
 def listening(address: Address) -> socket.socket:
@@ -78,6 +116,7 @@ def listening(address: Address) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> Address:
-    """Where a socket is bound."""
-    host, port = listener.getsockname()[:2]
-    return Address(host, port)
+    """Where a socket is bound; a link-local address with its interface, without which nobody reaches it."""
+    host, port, *more = listener.getsockname()
+    scope = f"%{socket.if_indextoname(more[1])}" if more and more[1] else ""
+    return Address(host + scope, port)

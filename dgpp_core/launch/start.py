@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dgpp_core.api.errors import ConfigError, LaunchError
-from dgpp_core.config.addresses import Address, reachable
+from dgpp_core.config.addresses import Address, everywhere, reachable
 from dgpp_core.config.resolve import Resolved
 from dgpp_core.config.rules import RULES
 from dgpp_core.config.site import Site
@@ -193,7 +193,7 @@ def _url(resolved: Resolved) -> str:
 def _start_ranks(
     launch: Launch, world: World, nodes: Sequence[Node], greetings: Sequence[Greeting], outside: Outside
 ) -> None:
-    resolved = launch.resolved
+    resolved, at = launch.resolved, everywhere()
     without = [*RULES, MARK]
 
     def start_rank(rank: int) -> None:
@@ -202,7 +202,7 @@ def _start_ranks(
             **rank_environ(outside.environ, member, said.interface), **world.program.environ(said.home),
             MARK: f"{deployment_id(launch.deployment)}.{world.epoch}.{rank}",
         }  # fmt: skip
-        line = [*world.program.line(said.home), *rank_line(resolved, member, world.epoch)]
+        line = [*world.program.line(said.home), *rank_line(resolved, member, world.epoch, at)]
         files = {DEPLOYMENT: launch.text, member.site: site_of(launch.site, resolved, rank)}
         log = member.log(world.epoch)
         pid = call(node, processes.start, member.folder, member.record, log, line, environ, without, files, KEPT)

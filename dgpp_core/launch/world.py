@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from dgpp_core.api.errors import LaunchError
-from dgpp_core.config.addresses import EVERYWHERE, EVERYWHERE_6, Address, is_ipv6
+from dgpp_core.config.addresses import Address
 from dgpp_core.config.resolve import Resolved
 from dgpp_core.config.rules import RULES
 from dgpp_core.config.site import ENV_FILE, Site
@@ -135,14 +135,18 @@ def read_world(folder: Path) -> World | None:
         raise LaunchError("the record of a world is damaged", where=str(folder / WORLD), found=str(error)) from None
 
 
-def rank_line(resolved: Resolved, member: Member, epoch: int) -> list[str]:
-    """The arguments of `dgpp` that start a rank. Every checkpoint is there already: none fetches one."""
+def rank_line(resolved: Resolved, member: Member, epoch: int, everywhere: str) -> list[str]:
+    """The arguments of `dgpp` that start a rank. Every checkpoint is there already: none fetches one.
+
+    Args:
+        everywhere: where rank 0 listens for the others. They may know it by a name of which rank 0 itself cannot say
+            what family it has at their end, so that it listens for both; see `dgpp_core.config.addresses.everywhere`.
+    """
     files = ["--config", f"{member.folder}/{DEPLOYMENT}", "--log-dir", member.folder, "--offline"]
     if resolved.world == 1:
         return ["serve", *files]
     journal = resolved.ports.journal
     if member.rank == 0:
-        everywhere = EVERYWHERE_6 if is_ipv6(resolved.nodes[0]) else EVERYWHERE
         return ["serve", *files, "--rendezvous", str(Address(everywhere, journal)), "--epoch", str(epoch)]
     return [
         "rank", *files, "--rank", str(member.rank), "--world", str(resolved.world),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dgpp_core.config.addresses import Address, address_of, bound, listening, reachable
+from dgpp_core.config.addresses import Address, address_of, bound, everywhere, listening, reachable
 from dgpp_core.config.rules import RULES
 
 try:
@@ -31,7 +34,14 @@ def test_an_address_is_read_and_written(text: str, host: str, port: int) -> None
     assert str(Address(host, port)) == text
 
 
-@pytest.mark.parametrize("text", ["", "a", ":1", "a:", "a:-1", "a:65536", "::1:80", "[::1]", "[a]:1", "[::1]80", "a:²"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a", ":1", "a:", "a:-1", "a:65536", "::1:80", "[::1]", "[a]:1", "[::1]80", "a:²", "\n:1", " :1", "a b:1",
+        "1.2.3.4\n:5", "[::1%a\nb]:5", "[::1%a b]:5", "a\x00:1", "a\u2003b:1", "a..b:5", "x" * 64 + ":5",
+        "é" * 70 + ":5",
+    ],
+)  # fmt: skip
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\[address\]:port for an IPv6 address"):
         Address.parse(text)
@@ -60,6 +70,63 @@ def test_who_reaches_what_listens(host: str, callers: set[str]) -> None:
         assert reached == callers
         with pytest.raises(OSError, match="in use"):
             listening(Address(host, port))
+
+
+def link_local() -> str:
+    """An address of this machine that is of one interface alone; empty for none."""
+    table = Path("/proc/net/if_inet6")
+    for digits, *_, name in map(str.split, table.read_text().splitlines() if table.is_file() else ()):
+        if digits.startswith("fe80"):
+            return f"{ipaddress.IPv6Address(int(digits, 16))}%{name}"
+    return ""
+
+
+@pytest.mark.skipif(not link_local(), reason="this machine has no link-local IPv6 address")
+def test_a_link_local_address_is_listened_on_and_told_with_its_interface() -> None:
+    with listening(Address(link_local(), 0)) as listener:
+        told = address_of(listener)
+        assert told.host == link_local()
+        socket.create_connection((told.host, told.port), timeout=5).close()
+        assert Address.parse(str(told)) == told
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("fe80::1", "without its interface"),
+        ("a..b", "neither a name"),
+        ("x" * 64, "neither a name"),
+        ("a b", "neither"),
+    ],
+)
+def test_what_cannot_be_bound_is_said(host: str, why: str) -> None:
+    with pytest.raises(OSError, match=why):
+        bound(Address(host, 0))
+
+
+@pytest.mark.skipif(bool(NO_IPV6), reason=NO_IPV6 or "there is one")
+def test_an_ipv4_address_written_as_ipv6_is_listened_on() -> None:
+    with listening(Address("::ffff:127.0.0.1", 0)) as listener:
+        socket.create_connection(("127.0.0.1", address_of(listener).port), timeout=5).close()
+
+
+@pytest.mark.skipif(bool(NO_IPV6), reason=NO_IPV6 or "there is one")
+def test_a_host_whose_name_has_an_ipv6_address_alone_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = socket.getaddrinfo
+
+    def resolver(host: str, *args: Any, **terms: Any) -> Any:
+        return ask("::1" if host == "six.test" else host, *args, **terms)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    for host in ("six.test", everywhere()):
+        with listening(Address(host, 0)) as listener:
+            socket.create_connection(("six.test", address_of(listener).port), timeout=5).close()
+
+
+def test_everywhere_takes_callers_of_every_family_that_there_is() -> None:
+    with listening(Address(everywhere(), 0)) as listener:
+        for caller in ["127.0.0.1"] if NO_IPV6 else ["127.0.0.1", "::1"]:
+            socket.create_connection((caller, address_of(listener).port), timeout=5).close()
 
 
 @pytest.mark.parametrize(
