@@ -138,6 +138,7 @@ def test_a_code_or_scale_that_is_no_number_names_its_tensor(
     with victim.file.open("r+b") as file:
         file.seek(victim.end - 1)
         file.write(bytes([byte]))
+    entries = read_headers(tmp_path)
     with pytest.raises(CheckpointError, match=f"the tensor {victim.name} has values that are no finite numbers"):
         load(made, entries, world - 1, world).matrix("gate")
 
@@ -150,6 +151,7 @@ def test_a_wide_scale_that_is_no_number_names_its_tensor(tmp_path: Path, storage
     with victim.file.open("r+b") as file:
         file.seek(victim.start)
         file.write(b"\x00\x00\xc0\x7f")
+    entries = read_headers(tmp_path)
     with pytest.raises(CheckpointError, match=f"the tensor {victim.name} has values that are no finite numbers"):
         load(made, entries).matrix("gate")
 
