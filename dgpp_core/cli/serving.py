@@ -356,5 +356,5 @@ def warn_of_hidden_keys(resolved: Resolved, site: Site, flags: Mapping[str, obje
 
 def warn_of_idle_keys(resolved: Resolved) -> None:
     """Say on stderr which settings nothing acts on."""
-    for key in without_effect(resolved.engine):
-        click.echo(f"warning: engine.{key} has no effect in this version", err=True)
+    for key, where in without_effect(resolved.engine).items():
+        click.echo(f"warning: engine.{key} has no effect {where}", err=True)

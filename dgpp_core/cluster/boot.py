@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +27,11 @@ from dgpp_core.engine.plan import Plan, make_plan
 from dgpp_core.engine.rehearsal import rehearse, warm
 from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.host.loading import LoadedModel
-from dgpp_core.scheduler.sizing import limits_from, step_depths
+from dgpp_core.scheduler.sizing import idle_schedule, limits_from, step_depths
 from dgpp_core.text.grammar.vocabulary import Vocabulary
 from dgpp_core.text.tokenizer import Tokenizer
+
+_log = logging.getLogger("dgpp.cluster")
 
 Connect = Callable[[torch.device], Bus | None]
 """Meets the other ranks on a device; None for a world of one. Called when everything cheap has been checked."""
@@ -109,10 +112,14 @@ def build(what: Assignment, connect: Connect, report: Progress, pulse: Pulse) ->
     if (tokens := vocabulary.result()) is not None:
         engine.offer_grammars(tokens)
     exact = _make_ready(engine, settings, report, pulse)
+    served = served_by(engine, settings)
+    if not what.rank:  # one voice: it is the same on every rank
+        for key, why in idle_schedule(settings, served.limits).items():
+            _log.warning("engine.%s has no effect: %s", key, why)
     return Built(
         prepared=prepared,
         engine=engine,
-        served=served_by(engine, settings),
+        served=served,
         plan=plan,
         compiles=compiles,
         exact=exact,

@@ -11,7 +11,7 @@ import msgspec
 from dgpp_core.api.errors import ConfigError
 from dgpp_core.api.spec import ModelSpec
 from dgpp_core.config.fabric import WANTED, Wanted
-from dgpp_core.config.settings import Deployment, EngineSettings, HttpSettings, Paths
+from dgpp_core.config.settings import SCHEDULE_KEYS, Deployment, EngineSettings, HttpSettings, Paths
 from dgpp_core.config.site import HTTP_KEYS, Site
 from dgpp_core.config.strict import convert
 
@@ -20,7 +20,6 @@ LOCAL = "localhost"
 OWN_FLAGS = ("model", "plugin", "checkpoint", "device", "bus")
 HTTP_FLAGS = {"port": "port", "host": "bind_host", "bind_host": "bind_host", "max_body_bytes": "max_body_bytes",
               "sse_ping_interval": "sse_ping_interval", "api_key_file": "api_key_file"}  # fmt: skip
-SCHEDULE_KEYS = ("mtp_schedule", "mtp_schedule_min_depth")
 
 SERVICE_KEYS = frozenset(
     {"max_connections", "file_inputs", "image_inputs", "model_alias", "stats_interval_s", "admission_gather_ms"}
@@ -158,7 +157,7 @@ def _engine(base: EngineSettings, flags: dict[str, object]) -> EngineSettings:
         values["prefix_cache_gib"] = 0
     if flags.pop("no_mtp", False):
         values["mtp"] = False
-        for key in ("mtp_depth", *SCHEDULE_KEYS):
+        for key in ("mtp_depth", "mtp_schedule", *SCHEDULE_KEYS):
             del values[key]
     settings = convert(values | flags, EngineSettings, COMMAND_LINE)
     if settings.rope_scaling is not msgspec.UNSET:

@@ -5,6 +5,7 @@ The field types carry the parse ranges, so that the parser, the command line and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -90,7 +91,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Where they part from the predecessor's: ``mtp`` is on, needs no graph and has no effect without a drafter;
     ``prefill_budget_tokens`` is automatic, since a whole prompt in one piece stalls every running reply.
-    Keys of devices, families and worlds that this version does not serve are checked and named by `without_effect`.
+    Keys that nothing acts on are checked all the same, and named by `without_effect`.
 
     Capacity:
         max_concurrency: slots, requests that run at once.
@@ -223,10 +224,28 @@ IDLE_KEYS = (
 """Keys that are read and checked, and that nothing in this version acts on."""
 
 
-def without_effect(settings: EngineSettings) -> list[str]:
-    """The keys that were given a value of their own although this version does not act on them; warn of each."""
+SCHEDULE_KEYS = (
+    "mtp_schedule_row_ms", "mtp_schedule_base_ms", "mtp_schedule_lambda", "mtp_schedule_min_depth",
+    "mtp_schedule_adapt",
+)  # fmt: skip
+"""Keys that are acted on with ``mtp_schedule`` alone."""
+
+
+def without_effect(settings: EngineSettings) -> dict[str, str]:
+    """The keys that were given a value of their own although nothing acts on them, each with where; warn of each.
+
+    What turns on the model, `dgpp_core.scheduler.sizing.idle_schedule` knows.
+    """
+    found = dict.fromkeys(given(settings, IDLE_KEYS), "in this version")
+    if not settings.mtp_schedule:
+        found |= dict.fromkeys(given(settings, SCHEDULE_KEYS), "without `mtp_schedule`")
+    return found
+
+
+def given(settings: EngineSettings, keys: Sequence[str]) -> list[str]:
+    """Those of the keys that have another value than their default."""
     plain = EngineSettings()
-    return [key for key in IDLE_KEYS if getattr(settings, key) != getattr(plain, key)]
+    return [key for key in keys if getattr(settings, key) != getattr(plain, key)]
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

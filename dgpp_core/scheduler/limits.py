@@ -95,7 +95,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reads_first(self) -> bool:
         """Whether the next step's depth turns on the newest result, so that none may be launched before it is read."""
-        return bool(self.ladder) and self.confident
+        return len(self.ladder) > 1 and self.confident
 
     def rows(self, prompt: int, max_tokens: int) -> int:
         """Most rows a request ever writes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dgpp_core.config.settings import EngineSettings
+from dgpp_core.config.settings import SCHEDULE_KEYS, EngineSettings, given
 from dgpp_core.engine import families
 from dgpp_core.engine.geometry import Geometry
 from dgpp_core.scheduler.limits import Limits
@@ -48,6 +48,25 @@ def limits_from(
         prefix_cache=settings.prefix_cache_gib > 0,
         prefill_tail=geometry.prefill_tail,
     )
+
+
+def idle_schedule(settings: EngineSettings, limits: Limits) -> dict[str, str]:
+    """The keys of ``mtp_schedule`` that were given a value although this engine does not act on them, each with why.
+
+    Args:
+        limits: of the engine.
+    """
+    if not settings.mtp_schedule:  # `without_effect` names the others
+        return {}
+    if len(limits.ladder) < 2:
+        times = [key for key in given(settings, SCHEDULE_KEYS) if key != "mtp_schedule_min_depth"]
+        return dict.fromkeys(["mtp_schedule", *times], f"every step drafts {limits.depth}: there is nothing to choose")
+    if not limits.confident:
+        sure = given(settings, ("mtp_schedule_lambda", "mtp_schedule_adapt"))
+        return dict.fromkeys(sure, "the model's drafter does not say how sure it is")
+    if limits.worth and not limits.adapt:
+        return dict.fromkeys(given(settings, ("mtp_schedule_base_ms",)), "what a ms is worth is given and stays")
+    return {}
 
 
 def step_depths(geometry: Geometry, settings: EngineSettings) -> tuple[int, ...]:

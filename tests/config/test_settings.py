@@ -202,9 +202,24 @@ def test_automatic_budgets_are_larger_on_a_gpu_and_given_ones_stay() -> None:
 
 
 def test_keys_without_effect_are_named_only_where_given_a_value() -> None:
-    assert without_effect(EngineSettings()) == []
-    assert without_effect(EngineSettings(kv_dtype="fp8", bulk_inflight=4)) == ["bulk_inflight"]
+    assert without_effect(EngineSettings()) == {}
+    assert without_effect(EngineSettings(kv_dtype="fp8", bulk_inflight=4)) == {"bulk_inflight": "in this version"}
     assert set(IDLE_KEYS) <= set(EngineSettings.__struct_fields__)
+
+
+def test_keys_of_a_schedule_are_named_where_there_is_none() -> None:
+    keys = {
+        "mtp_schedule_row_ms": 9.0,
+        "mtp_schedule_base_ms": 0.0,
+        "mtp_schedule_lambda": 0.045,
+        "mtp_schedule_min_depth": 2,
+        "mtp_schedule_adapt": False,
+    }
+    assert set(keys) == {name for name in EngineSettings.__struct_fields__ if name.startswith("mtp_schedule_")}
+    for given in (keys, {"mtp_schedule_lambda": 0.045}, {"mtp_schedule_adapt": False}):
+        settings = EngineSettings(mtp_depth=4, **given)
+        assert without_effect(settings) == dict.fromkeys(given, "without `mtp_schedule`")
+        assert without_effect(msgspec.structs.replace(settings, mtp_schedule=True)) == {}
 
 
 @pytest.mark.parametrize("struct", [EngineSettings, HttpSettings, FileInputs, ImageInputs])

@@ -121,6 +121,18 @@ def test_steps_have_the_depths_that_their_results_ask_for_and_replies_do_not_dep
     assert rows[0] < rows[1]
 
 
+def test_what_is_said_to_have_no_effect_has_none() -> None:
+    """See `dgpp_core.scheduler.sizing.idle_schedule`; the others of each pair show that the runs could tell."""
+
+    def chosen(**fields: object) -> list[int]:
+        return depths(run(limits(**fields)))
+
+    assert chosen(confident=False, worth=9.0, adapt=False) == chosen(confident=False, worth=0.0)
+    assert chosen(worth=9.0) != chosen(worth=0.0)
+    assert chosen(adapt=False, base_ms=1.0) == chosen(adapt=False)
+    assert chosen(base_ms=1.0) != chosen()
+
+
 def test_a_reply_that_draws_its_tokens_takes_all_drafts_along() -> None:
     """So do its companions: what the head says is of the likeliest tokens."""
     world = run(limits(), temperatures=(0.7, 0.0))
@@ -134,4 +146,6 @@ def test_a_step_that_is_planned_before_the_last_one_was_read_takes_all() -> None
     assert limits().reads_first
     assert not limits(confident=False).reads_first
     assert not limits(ladder=()).reads_first
+    assert not limits(ladder=(4,)).reads_first, "there is nothing to choose"
+    assert depths(run(limits(ladder=(4,)), lag=1)) == depths(run(limits(ladder=()), lag=1))
     assert set(depths(run(limits(), lag=1, temperatures=(0.0,)))[:-1]) == {4}
