@@ -67,7 +67,7 @@ def test_a_rank_that_ends_takes_those_along_that_wait_with_it_for_a_silent_one(t
         assert "rank 1 is silent" in raised.value.found
         assert rank_0.wait(10) == 7
         for life in lives:
-            life.leave()
+            life.leave(None)
     said = (tmp_path / "rank-0.epoch-1.txt").read_text()
     assert "last collective: collective 1, all_reduce of torch.float32 [5]" in said
     assert "in all_reduce" in said, "the stacks are of before the wait was ended"
