@@ -102,11 +102,14 @@ def resolve(deployment: Deployment, site: Site, flags: Mapping[str, object]) -> 
     own = {key: str(given.pop(key)) for key in OWN_FLAGS if key in given}
     web = {HTTP_FLAGS[key]: given.pop(key) for key in list(given) if key in HTTP_FLAGS}
     nodes = site.nodes[: deployment.world_size]
-    if here := given.pop("world", None):
+    here = given.pop("world", None)
+    if here is not None:
+        if int(str(here)) < 1:
+            raise ConfigError("--world names no rank", where=COMMAND_LINE, found=str(here), expected=">= 1")
         nodes = (LOCAL,) * int(str(here))
     engine = _engine(deployment.engine, given)
     http = _http(deployment, site, web)
-    if not here and len(nodes) < deployment.world_size:
+    if here is None and len(nodes) < deployment.world_size:
         raise ConfigError(
             f"the deployment needs {deployment.world_size} nodes",
             where="DGPP_NODES",

@@ -73,6 +73,7 @@ def prepare(
     Raises:
         CheckpointError, ConfigError, PluginError: naming file, field, tensor or hook.
     """
+    _require_world(world)
     config = read_config(folder, model.read_config, model.spec.full_config)
     entries = read_headers(folder)
     table = model.bindings(config)
@@ -97,6 +98,7 @@ def prepare_config(
     Args:
         table: the model's bindings, where they are made already.
     """
+    _require_world(world)
     if wrong := [token for token in config.eos_ids if not 0 <= token < config.vocab_size]:
         limit = f"below the vocabulary size {config.vocab_size}"
         raise ConfigError("an end token is no token", where="eos_token_id", found=str(wrong[0]), expected=limit)
@@ -115,6 +117,12 @@ def prepare_config(
     return Prepared(
         model, config, entries or {}, groups, geometry, taken, world, form, settings.decode_context_parallel
     )
+
+
+def _require_world(world: int) -> None:
+    """Before a plugin divides by it."""
+    if world < 1:
+        raise ConfigError("a model needs at least one rank", where="world", found=str(world), expected=">= 1")
 
 
 def pick_device(name: str) -> torch.device:

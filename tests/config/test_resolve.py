@@ -64,6 +64,7 @@ def test_a_model_alone_serves_its_repository() -> None:
         ({"host": "example"}, "bind_host"),
         ({"max_concurency": 3}, "max_concurency"),
         ({"device": "tpu"}, "--device"),
+        ({"world": 0}, "--world"),
         ({"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8}}, "rope_scaling"),
         ({"fp8_head": "mma"}, "fp8_head"),
     ],

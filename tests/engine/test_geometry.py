@@ -8,7 +8,7 @@ import pytest
 
 from dgpp_core.api import ConfigError, ModelConfig
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.engine.factory import prepare
+from dgpp_core.engine.factory import prepare, prepare_config
 from dgpp_core.engine.geometry import GPU_STEP_ROWS, make_geometry, require_room
 from dgpp_core.engine.rehearsal import rehearse
 from dgpp_core.host.loading import LoadedModel
@@ -52,6 +52,24 @@ def test_the_smallest_pools_rehearse_and_serve(make_world: Callable[..., World],
     world = make_world(EngineSettings(max_concurrency=8, kv_capacity=capacity, block_tokens=block))
     assert rehearse(world.engine, 256, 512)
     assert len(world.reply([1, 2, 3], 4).tokens) == 4
+
+
+@pytest.mark.parametrize("world", [0, -1])
+def test_a_world_of_nobody_is_refused_before_a_plugin_sees_it(
+    tiny: LoadedModel, checkpoint: Path, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.read_config(json.loads((checkpoint / "config.json").read_text()))
+
+    def asked(*arguments: object) -> None:
+        raise AssertionError("the plugin was asked")
+
+    for hook in ("bindings", "groups", "read_config"):
+        monkeypatch.setattr(LoadedModel, hook, asked)
+    with pytest.raises(ConfigError, match="at least one rank") as refused:
+        prepare(tiny, checkpoint, EngineSettings(), world=world)
+    assert (refused.value.where, refused.value.found) == ("world", str(world))
+    with pytest.raises(ConfigError, match="at least one rank"):
+        prepare_config(tiny, config, EngineSettings(), "cpu", world=world)
 
 
 def test_an_end_token_outside_the_vocabulary_is_refused(tiny: LoadedModel, checkpoint: Path, tmp_path: Path) -> None:
