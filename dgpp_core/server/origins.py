@@ -44,7 +44,8 @@ def foreign(origin: str | None, site: str | None, host: str | None) -> bool:
     """Whether a request was made by a page of another site.
 
     A program that is no browser sends neither of the first two. One that shows pages of its own, as editors do, has an
-    origin of a scheme of its own, which no page of the network has.
+    origin of a scheme of its own, which no page of the network has. An empty one is as
+    none, and one without a scheme or a host is nobody's.
 
     Args:
         origin: of the page.
@@ -53,14 +54,15 @@ def foreign(origin: str | None, site: str | None, host: str | None) -> bool:
     """
     try:
         parts = urlsplit(origin or "")
-        if origin not in (None, "null") and parts.scheme not in _PORTS:
+        if origin and "://" in origin and parts.scheme and parts.scheme not in _PORTS:
             return False
         if site is not None:
             return site not in ("same-origin", "none")
-        if origin is None:
+        if not origin:
             return False
         default = _PORTS.get(parts.scheme)
         asked = urlsplit(f"//{host or ''}")
-        return (parts.hostname, parts.port or default) != (asked.hostname, asked.port or default)
+        own = parts.hostname is not None and parts.hostname == asked.hostname
+        return not own or (parts.port or default) != (asked.port or default)
     except ValueError:  # a port that is none, or half an IPv6 address
         return True

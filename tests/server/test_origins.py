@@ -46,6 +46,14 @@ REQUEST = b'{"model": "fake", "messages": [{"role": "user", "content": "colors"}
         ("http://localhost:18080", None, "127.0.0.1:18080", True),
         ("http://models.example:443", None, "models.example", True),
         ("http://127.0.0.1:18080.evil.example", None, "127.0.0.1:18080", True),
+        ("", "cross-site", "127.0.0.1:18080", True),  # as if there were none
+        ("", "same-origin", "127.0.0.1:18080", False),
+        ("", None, "127.0.0.1:18080", False),
+        ("127.0.0.1:18080", "cross-site", "127.0.0.1:18080", True),  # no scheme, and no editor's
+        ("localhost:18080", "cross-site", "localhost:18080", True),
+        ("evil", None, "evil", True),
+        ("//evil", "cross-site", "evil", True),
+        ("http://", None, None, True),
         ("http://[::1", None, "[::1]", True),
         ("http://127.0.0.1:18080", None, None, True),
     ],
