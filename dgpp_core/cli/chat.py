@@ -149,6 +149,9 @@ class Chat:
                 return
             if text == "/reset":
                 self.messages = list(self._opening)
+                click.echo("[what was said is forgotten]", err=True)
+            elif text == "/help":
+                click.echo("/reset forgets what was said, /exit leaves; all else is sent", err=True)
             elif text:
                 self._turn(text)
 

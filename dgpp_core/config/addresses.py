@@ -70,6 +70,13 @@ def reachable(host: str) -> str:
     return {EVERYWHERE: "127.0.0.1", EVERYWHERE_6: "::1"}.get(host, host)
 
 
+def next_step(error: OSError, otherwise: str) -> str:
+    """What to do about an address that cannot be bound; ``otherwise`` names the options that choose another."""
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"no interface here has it (see `ip address`); choose another with {otherwise}"
+    return f"stop what listens there, or choose another with {otherwise}"
+
+
 def bound(address: Address) -> socket.socket:
     """A TCP socket at an address, its port 0 for any; ``::`` takes IPv4 as well. A name is its IPv4 address, if any.
 

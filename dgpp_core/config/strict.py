@@ -131,7 +131,7 @@ def _explain(message: str, raw: object, kind: type, where: str) -> NoReturn:
             f"`{_join(place, key)}` {reason}",
             where=where,
             found=shown(value.get(key)),
-            expected=_field_allowed(info, key),
+            expected="" if (kind_of := _field_allowed(info, key)) == "a string" else kind_of,  # the rule says more
         )
     raise ConfigError(
         f"`{place or 'the file'}` has a value that is not allowed",

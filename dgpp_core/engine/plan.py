@@ -88,19 +88,29 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return
         largest = sorted(self.lines, key=lambda line: -line.bytes)[:3]
         movable = f"set {IN_FILES}, " if any(IN_FILES in line.note for line in self.lines) else ""
-        if self.largest_kv_capacity:
+        lower = ["max_concurrency"]
+        if any("snapshot" in line.name or "snapshot" in line.note for line in self.lines):
+            lower.append("prefix_cache_gib")
+        kept = sum(line.bytes for line in self.lines if line.name.startswith("weights") and IN_FILES not in line.note)
+        if kept > self.available:
+            advice = "no setting makes room for the weights: divide the model among more ranks, or use a larger machine"
+        elif self.largest_kv_capacity:
             fitting = f"the largest kv_capacity that fits is {self.largest_kv_capacity} (now {self.kv_capacity})"
-            advice = f"{fitting}; {movable}lower it,"
+            advice = f"{fitting}; {movable}lower {_listed(['it', *lower])}"
         else:
-            advice = f"not one block of kv_capacity fits; {movable}free memory, choose a smaller model or lower"
-        snapshots = any("snapshot" in line.name or "snapshot" in line.note for line in self.lines)
+            advice = f"not one block of kv_capacity fits; {movable}free memory, choose a smaller model or lower "
+            advice += _listed(lower)
         raise PlanError(
             "the memory plan does not fit",
             where="largest items: " + ", ".join(f"{line.name} {_size(line.bytes)}" for line in largest),
             found=f"need {_size(self.total)} + headroom {_size(self.headroom)}, available {_size(self.available)}",
             expected=f"need + headroom <= available; a context token takes {self.token_bytes / 1024:.2f} KiB",
-            hint=f"{advice} max_concurrency" + (" or prefix_cache_gib" if snapshots else ""),
+            hint=advice,
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def make_plan(

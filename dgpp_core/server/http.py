@@ -14,7 +14,7 @@ from litestar.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dgpp_core.api.errors import ConfigError, RequestError
-from dgpp_core.config.addresses import Address, bound
+from dgpp_core.config.addresses import Address, bound, next_step
 from dgpp_core.server.replies import error_body
 
 log = logging.getLogger("dgpp.access")
@@ -80,7 +80,7 @@ def listen(host: str, port: int) -> socket.socket:
             "the HTTP address cannot be used",
             where=str(address),
             found=error.strerror or str(error),
-            hint="stop what listens there, or choose another with --port or --host",
+            hint=next_step(error, "--port or --host"),
         ) from error
     listener.setblocking(False)
     return listener

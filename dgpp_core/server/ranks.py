@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from dgpp_core.api.errors import ConfigError
-from dgpp_core.config.addresses import Address, address_of, listening
+from dgpp_core.config.addresses import Address, address_of, listening, next_step
 from dgpp_core.host.child import module_command
 from dgpp_core.scheduler.messages import Ranks
 from dgpp_core.server.options import ServeOptions, WorldOptions
@@ -49,7 +49,7 @@ def listen_for_ranks(world: WorldOptions) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             "the address of the journal cannot be used", where=str(address), found=error.strerror or str(error),
-            hint="stop what listens there, or choose another with --rendezvous",
+            hint=next_step(error, "--rendezvous"),
         ) from error  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from dgpp_core.config.addresses import address_of
+from dgpp_core.config.addresses import EVERYWHERE, EVERYWHERE_6, address_of, reachable
 from dgpp_core.scheduler.messages import VERSION, Boot, Ready
 from dgpp_core.server.access import AccessLog, exposure
 from dgpp_core.server.app import create_app
@@ -310,8 +310,10 @@ def print_ready(options: ServeOptions, url: str, ready: Ready) -> None:
     if not ready.row_exact:
         log.warning("the rehearsal found rows that depend on their neighbours: replies are not exact on this device")
     body = {"model": options.served_id, "messages": [{"role": "user", "content": "Name three primary colors."}]}
+    there = url.replace(f"//{EVERYWHERE}:", f"//{reachable(EVERYWHERE)}:")
+    there = there.replace(f"//[{EVERYWHERE_6}]:", f"//[{reachable(EVERYWHERE_6)}]:")
+    target = f"{there}/v1/chat/completions"
+    target = f"'{target}'" if "[" in there else target  # shells have a use for brackets
     print(f"READY {url}/v1 serves {options.served_id} ({ready.context_tokens} tokens a request)", flush=True)
-    print(
-        f"  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'", flush=True
-    )
-    print(f"  or open {url}/ in a browser, or: dgpp chat --url {url}", flush=True)
+    print(f"  curl -s {target} -H 'Content-Type: application/json' -d '{json.dumps(body)}'", flush=True)
+    print(f"  or open {there}/ in a browser, or: dgpp chat --url {there}", flush=True)

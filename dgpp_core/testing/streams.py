@@ -106,7 +106,7 @@ def read_streams(
     except OSError as error:
         hint = "start one with `dgpp serve --plugin NAME`, or name a running one with --url"
         raise DgppError("the service cannot be reached", where=url, found=str(error), hint=hint) from None
-    requests = [_request(path, address[0], body, key) for body in bodies]
+    requests = [_request(path, parts.netloc.rpartition("@")[2], body, key) for body in bodies]
     try:
         seconds, start = _exchange(connections, requests, clock, timeout, url)
     finally:

@@ -179,8 +179,9 @@ def test_a_table_in_files_leaves_the_weights_for_a_buffer_of_rows() -> None:
     with pytest.raises(ConfigError, match="no table"):
         quantised_plan(ngram_table="mmap")
     for where, advised in (("resident", True), ("mmap", False)):
+        plan = planned(where, "cuda")
         with pytest.raises(PlanError) as refused:
-            msgspec.structs.replace(planned(where, "cuda"), available=0).require()
+            msgspec.structs.replace(plan, available=plan.total // 2).require()
         assert ("set ngram_table mmap, " in refused.value.hint) == advised
 
 
@@ -228,6 +229,17 @@ def test_gated_values_are_half_of_a_stacks_rows_and_a_drafter_is_given_what_it_r
     activations = next(item for item in found.lines if item.name == "activations")
     rows = int(activations.note.split()[0])
     assert activations.bytes == rows * (4 * (64 + 3 * 96) + 2 * (3 * 64 + 3 * 32) + drafted)
+
+
+def test_weights_that_fit_nowhere_are_not_helped_by_settings() -> None:
+    found = make_plan(
+        table=QUANTISED, groups=PAGED, config=CONFIG, settings=EngineSettings(), world=1, device_kind="cuda",
+        step_width=1, extra=(), available=1 << 20,
+    )  # fmt: skip
+    with pytest.raises(PlanError) as refused:
+        found.require()
+    assert refused.value.hint.startswith("no setting makes room for the weights")
+    assert "more ranks" in refused.value.hint
 
 
 def test_the_familys_own_terms_are_added() -> None:
