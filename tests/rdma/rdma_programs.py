@@ -29,6 +29,8 @@ from dgpp_core.bus.verbs.ports import rails
 LENGTHS = (1, 2048, 5001)
 """Numbers of a vector; a slot holds 2,048."""
 SLOT = 4096
+LATE = 128 * 1024
+"""A slot of which half goes at once."""
 ADDRESS = "10.77.0.1:18515"
 OUT = Path("/run/out")
 
@@ -43,14 +45,16 @@ def member(
     slot: int = SLOT,
     lanes: int = 1,
     native: bool | None = None,
+    pace: float | None = None,
 ) -> Iterator[Exchange]:
     """One rank's exchange in a formed world; left in order, also after a fault.
 
     Args:
         native: without pyverbs; by default, every other rank is.
+        pace: 10^9 bits a second that a peer is sent.
     """
     library = load("verbs") if (rank % 2 == 0 if native is None else native) else None
-    link = VerbsLink(rank, rails() * lanes, Geometry(world=world, channels=1, slot_bytes=slot), library)
+    link = VerbsLink(rank, rails() * lanes, Geometry(world=world, channels=1, slot_bytes=slot), library, pace)
     try:
         roster = enter(hello(rank, world, f"verbs {slot}", settings), ADDRESS, timeout)
         try:
@@ -88,8 +92,22 @@ def battery(rank: int, world: int) -> None:
     print(f"gid {rails()[0].gid.index} {rails()[0].gid.address}")
 
 
+def late(rank: int, world: int) -> None:
+    """Rank 0 has its peers' second piece half a second before its own is due, and then turns its loop no more."""
+    with member(rank, world, timeout=10.0, slot=LATE, pace=0.001) as exchange:
+        time.sleep(0.0 if rank else 1.0)
+        found = [int(row.sum()) for row in exchange.all_gather(np.full(LATE + 4096, rank, np.uint8))]
+        end = time.monotonic() + 15.0
+        while not rank and time.monotonic() < end:
+            if all(exchange._watch.fault(peer) for peer in range(1, world)):  # they have left
+                break
+            time.sleep(0.05)
+    (OUT / "late").write_bytes(msgspec.msgpack.encode(found))
+
+
 def battery_and_a_loss(rank: int, world: int) -> None:
-    """The same; then rank 1's machine loses its process, and the others say what they saw and when."""
+    """`late` and `battery`; then rank 1's machine loses its process, and the others say what they saw and when."""
+    late(rank, world)
     try:
         with member(rank, world) as exchange:
             (OUT / "results").write_bytes(msgspec.msgpack.encode(sums(exchange)))

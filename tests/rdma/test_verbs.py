@@ -76,6 +76,8 @@ def test_four_machines_have_them_too_and_name_the_one_that_is_lost(tmp_path: Pat
     found = guests.run([PROGRAM, "battery_and_a_loss", "4"], tmp_path / "run", nodes=4)
     for rank, outcome in enumerate(found):
         assert results(outcome) == expected(4)
+        late = msgspec.msgpack.decode((outcome.folder / "late").read_bytes(), type=list[int])
+        assert late == [source * (128 * 1024 + 4096) for source in range(4)]
         if rank != 1:
             assert "rank 1 failed: its connection ended" in outcome.output, outcome.output
 
