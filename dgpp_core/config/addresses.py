@@ -56,13 +56,13 @@ def _fit(host: str) -> bool:
     return host.isprintable() and " " not in host
 
 
-def everywhere() -> str:
-    """What to listen at for callers of every family that this machine has."""
+def everywhere(host: str) -> str:
+    """What to listen at, at ``host``, for callers who know it by this name or address: ``::`` if it has no IPv4 one."""
     try:
-        bound(Address("::1", 0)).close()
+        family, _ = _place(Address(host, 0))
     except OSError:
         return EVERYWHERE
-    return EVERYWHERE_6
+    return EVERYWHERE_6 if family == socket.AF_INET6 else EVERYWHERE
 
 
 def reachable(host: str) -> str:

@@ -193,7 +193,7 @@ def _url(resolved: Resolved) -> str:
 def _start_ranks(
     launch: Launch, world: World, nodes: Sequence[Node], greetings: Sequence[Greeting], outside: Outside
 ) -> None:
-    resolved, at = launch.resolved, everywhere()
+    resolved, at = launch.resolved, everywhere(launch.resolved.nodes[0])
     without = [*RULES, MARK]
 
     def start_rank(rank: int) -> None:

@@ -139,8 +139,7 @@ def rank_line(resolved: Resolved, member: Member, epoch: int, everywhere: str) -
     """The arguments of `dgpp` that start a rank. Every checkpoint is there already: none fetches one.
 
     Args:
-        everywhere: where rank 0 listens for the others. They may know it by a name of which rank 0 itself cannot say
-            what family it has at their end, so that it listens for both; see `dgpp_core.config.addresses.everywhere`.
+        everywhere: where rank 0 listens for the others; of `dgpp_core.config.addresses.everywhere`.
     """
     files = ["--config", f"{member.folder}/{DEPLOYMENT}", "--log-dir", member.folder, "--offline"]
     if resolved.world == 1:

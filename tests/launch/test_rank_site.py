@@ -33,7 +33,6 @@ def test_each_rank_gets_the_worlds_transport_and_its_own_nodes_devices(tmp_path:
     [("a b", "a:29971"), ("10.0.0.1 10.0.0.2", "10.0.0.1:29971"), ("fd00::1 fd00::2", "[fd00::1]:29971")],
 )
 def test_ranks_meet_at_the_address_of_the_first_node(nodes: str, rank_1: str, everywhere: str, rank_0: str) -> None:
-    """A name may have an IPv6 address alone: rank 0 listens for every family that its machine has."""
     site = read_site(None, {"DGPP_NODES": nodes})
     resolved = resolve(Deployment(model="some/model", world_size=2), site, {})
     for rank, wanted in enumerate((rank_0, rank_1)):
