@@ -232,6 +232,10 @@ def test_a_key_of_the_site_that_the_deployment_goes_before_is_named(
 def test_a_key_that_acts_on_nothing_is_named(tmp_path: Path) -> None:
     file = deployment(tmp_path / "d.json", model="a/b", engine={"bulk_inflight": 4})
     assert run("resolve", "--config", file).stderr == "warning: engine.bulk_inflight has no effect in this version\n"
+    file = deployment(tmp_path / "d.json", model="a/b", engine={"mtp_schedule_lambda": 0.045})
+    line = "warning: engine.mtp_schedule_lambda has no effect without `mtp_schedule`\n"
+    assert run("resolve", "--config", file).stderr == line
+    assert run("resolve", "--config", file, "--mtp-schedule").stderr == ""
 
 
 @pytest.mark.parametrize(
