@@ -48,6 +48,10 @@ class CheckpointError(DgppError):
     """A checkpoint is missing, incomplete, damaged or does not match the model."""
 
 
+class ScaleError(CheckpointError):
+    """A matrix cannot be held in a storage, or not cut so: raised by whoever knows no tensor's name, to be named."""
+
+
 class TokenizerError(CheckpointError):
     """A tokenizer or chat template cannot be loaded or used."""
 

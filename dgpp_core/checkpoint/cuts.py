@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 
 from dgpp_core.api.bindings import Binding
-from dgpp_core.api.errors import CheckpointError
+from dgpp_core.api.errors import CheckpointError, ScaleError
 
 
 def cut_ranges(binding: Binding, rank: int, world: int) -> tuple[tuple[int, int], ...]:
@@ -34,6 +36,28 @@ def cut_shape(binding: Binding, world: int) -> tuple[int, ...]:
     if binding.cut is not None:
         shape[binding.cut] = sum(length for _, length in cut_ranges(binding, 0, world))
     return tuple(shape)
+
+
+@contextlib.contextmanager
+def naming(binding: Binding, storage: str, world: int) -> Iterator[None]:
+    """Formats know neither a tensor's name nor how many ranks there are: a `ScaleError` gets both.
+
+    Raises:
+        CheckpointError: in its place.
+    """
+    try:
+        yield
+    except ScaleError as error:
+        divided = binding.cut is not None and world > 1
+        axis = f"axis {binding.cut} of " if divided else ""
+        raise CheckpointError(
+            f"the tensor {binding.name} cannot be held as {storage}"
+            + (f" by each of {world} ranks" if divided else ""),
+            where=f"{axis}{list(binding.shape)}, {error.where}",
+            found=error.found,
+            expected=error.expected,
+            hint="choose another world_size" if divided else "config.json and this storage do not belong together",
+        ) from error
 
 
 def _undivided(binding: Binding, lengths: tuple[int, ...], world: int) -> CheckpointError:

@@ -11,7 +11,7 @@ from torch import Tensor
 from dgpp_core.api.bindings import Binding, BindingTable
 from dgpp_core.api.errors import CheckpointError
 from dgpp_core.checkpoint.check import check_bindings, present_parts
-from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape
+from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape, naming
 from dgpp_core.checkpoint.headers import ROUNDED_ROWS, TensorEntry
 from dgpp_core.checkpoint.reader import TORCH_DTYPES, TensorReader
 from dgpp_core.checkpoint.stacking import stack
@@ -90,7 +90,8 @@ class CheckpointWeights:
             whole: Matrix = DenseMatrix(self._dense(target, parts))
         else:
             self._check_parts(target, parts, [cut_shape(part, self._world) for part in parts])
-            whole = _owned(stack(self._matrices(parts), len(parts)))
+            with naming(parts[0], parts[0].storage, self._world):
+                whole = _owned(stack(self._matrices(parts), len(parts)))
         self._count(target)
         return whole
 
@@ -181,8 +182,12 @@ class CheckpointWeights:
 
     def _matrices(self, bindings: Sequence[Binding]) -> Iterator[Matrix]:
         for binding in bindings:
-            matrix = self._stored(binding)
-            yield self._converted(matrix, binding.resident) if self._converts(binding) else matrix
+            with naming(binding, binding.storage, self._world):
+                matrix = self._stored(binding)
+            with naming(binding, binding.resident, self._world):
+                if self._converts(binding):
+                    matrix = self._converted(matrix, binding.resident)
+            yield matrix
 
     def _converted(self, matrix: Matrix, storage: str) -> Matrix:
         if storage == "dense":

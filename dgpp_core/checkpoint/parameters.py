@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dgpp_core.api.bindings import Binding, BindingTable, Role, Stack
-from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape
+from dgpp_core.checkpoint.cuts import cut_ranges, cut_shape, naming
 from dgpp_core.checkpoint.headers import DTYPE_BITS
 from dgpp_core.formats.resident import (
     WIDENED,
@@ -101,7 +101,8 @@ class Parameter(msgspec.Struct, frozen=True):
         divided = self._divided(binding, storage)
         cut = (binding.cut, binding.shape[binding.cut]) if divided and binding.cut is not None else None
         grids = (binding.shape[0] // binding.grids,) if binding.grids > 1 and storage == binding.storage else ()
-        return stored_bytes(storage, (rows, columns), cut, (*edges, *grids), rows // unit)
+        with naming(binding, storage, self.world):
+            return stored_bytes(storage, (rows, columns), cut, (*edges, *grids), rows // unit)
 
 
 def parameters(table: BindingTable, world: int) -> dict[str, Parameter]:

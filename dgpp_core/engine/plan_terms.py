@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dgpp_core.api import DTYPE_BYTES, BindingTable, ModelConfig, PagedGroup, StateGroup, WindowGroup
-from dgpp_core.checkpoint.cuts import cut_shape
+from dgpp_core.checkpoint.cuts import cut_shape, naming
 from dgpp_core.checkpoint.headers import DTYPE_BITS, ROUNDED_ROWS, STAGING_BYTES
 from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
@@ -87,7 +87,8 @@ def weight_lines(
         return
     for again in table.recoded:
         rows, columns = held[again.target].shape
-        nbytes = stored_bytes(again.storage, (rows, columns))
+        with naming(held[again.target].bindings[0], again.storage, world):
+            nbytes = stored_bytes(again.storage, (rows, columns))
         yield PlanLine(f"weights: {again.target} again", nbytes, f"in {again.storage}", exact=True)
 
 

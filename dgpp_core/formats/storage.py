@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from dgpp_core.api.errors import CheckpointError, PluginError
+from dgpp_core.api.errors import CheckpointError, PluginError, ScaleError
 
 Use = Literal["required", "optional", "ignored"]
 
@@ -192,7 +192,7 @@ def _part(tensor: _Tensor, storage: str, stem: str, shape: tuple[int, int]) -> P
     else:
         height, width = tensor.cell[0], tensor.cell[1]
         if shape[1] % width and not tensor.ragged:
-            raise CheckpointError(
+            raise ScaleError(
                 f"{stem}{STEM} cannot be stored as {storage}",
                 where=f"{tensor.suffix} of {list(shape)}",
                 found=f"{shape[1]} columns",
@@ -218,7 +218,7 @@ def block_after_cut(block: int, start: int, count: int, size: int) -> int:
     of one axis, one a rank, get equal blocks.
 
     Raises:
-        CheckpointError: the blocks would be smaller than `SMALLEST_BLOCK`.
+        ScaleError: the blocks would be smaller than `SMALLEST_BLOCK`.
     """
     return block if count == size else joint_block([block], [start, count])
 
@@ -227,12 +227,12 @@ def joint_block(blocks: list[int], edges: list[int]) -> int:
     """Edge of the largest blocks that divide ``blocks`` and end at each of ``edges``; raises as `block_after_cut`."""
     edge = math.gcd(*blocks, *edges)
     if edge < min(SMALLEST_BLOCK, *blocks):
-        raise CheckpointError(
+        raise ScaleError(
             "a scale block would be cut into pieces that are too small",
             where=f"blocks of {', '.join(map(str, sorted(set(blocks))))}, cut at {', '.join(map(str, edges))}",
             found=f"pieces of {edge}",
             expected=f"edges that are multiples of {SMALLEST_BLOCK}",
-            hint="choose another world_size",
+            hint="cut the matrix elsewhere",
         )
     return edge
 
@@ -241,13 +241,13 @@ def require_aligned(start: int, count: int, unit: int, what: str) -> None:
     """Refuse a slice whose ends do not fall on multiples of ``unit``.
 
     Raises:
-        CheckpointError: naming ``what`` is cut, the slice and the unit.
+        ScaleError: naming ``what`` is cut, the slice and the unit.
     """
     if start % unit or count % unit:
-        raise CheckpointError(
+        raise ScaleError(
             f"a slice of {what} does not fall on a scale's boundary",
             where=f"columns {start} .. {start + count}",
             found=f"start {start}, length {count}",
             expected=f"multiples of {unit}",
-            hint="choose another world_size",
+            hint="cut the matrix elsewhere",
         )

@@ -93,8 +93,39 @@ def test_entries_of_a_stack_are_packed_one_by_one_on_a_cpu() -> None:
 
 
 def test_a_cut_that_the_storage_cannot_take_is_refused_in_the_plan() -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be stored as nvfp4"):
+    with pytest.raises(CheckpointError) as refused:
         parameters(table("nvfp4", 1, (64, 32)), 4)["t"].bytes("cuda")
+    assert refused.value.what == "the tensor experts.0.gate.weight cannot be held as nvfp4 by each of 4 ranks"
+    assert refused.value.where.startswith("axis 1 of [64, 32]")
+    assert refused.value.hint == "choose another world_size"
+
+
+@pytest.mark.parametrize(
+    ("storage", "cut", "shape", "world"),
+    [
+        ("nvfp4", 1, (64, 96), 4), ("mxfp4", 1, (64, 96), 2), ("int4_g64", 1, (64, 192), 2),
+        ("fp8_block", 0, (48, 128), 4), ("fp8_block", 1, (128, 40), 2), ("fp8_block", None, (12, 128), 1),
+        ("fp8_block", None, (12, 128), 2),
+    ],
+)  # fmt: skip
+def test_plan_and_loader_refuse_a_cut_by_the_tensors_name(
+    tmp_path: Path, spec: ModelSpec, storage: str, cut: int | None, shape: tuple[int, int], world: int
+) -> None:
+    made = table(storage, cut, shape)
+    synthesise(spec, made, spec.tiny_config, tmp_path, seed=1)
+    weights = CheckpointWeights(
+        made, read_headers(tmp_path), device=torch.device("cpu"), dtype=torch.float32, rank=world - 1, world=world
+    )
+    named = f"the tensor experts.0.gate.weight cannot be held as {storage}"
+    divided = f" by each of {world} ranks" if cut is not None else ""
+    with pytest.raises(CheckpointError) as loaded:
+        weights.matrix("t")
+    assert loaded.value.what == named + divided
+    assert ("world_size" in loaded.value.hint) is (cut is not None)
+    if cut is not None:
+        with pytest.raises(CheckpointError) as planned:
+            parameters(made, world)["t"].bytes("cuda")
+        assert (planned.value.what, planned.value.hint) == (loaded.value.what, loaded.value.hint)
 
 
 @pytest.mark.parametrize("shape", [(64, 1024), (512, 3072)])
