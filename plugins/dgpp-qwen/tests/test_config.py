@@ -1,6 +1,7 @@
 """What a Qwen3.8-Flash-Next config.json may say, and the tensors, constants and state that follow from it."""
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def test_every_spelling_of_a_sparse_layer() -> None:
         ("num_key_value_heads", 3), ("linear_num_key_heads", 5), ("indexer_compress_ratio", 3), ("indexer_kv_heads", 2),
         ("attention_bias", True), ("output_gate_type", "tanh"), ("mamba_ssm_dtype", "bfloat16"), ("num_experts", 1),
         ("num_experts", 1 << 40), ("ple_layer_ids", [0]), ("ple_layer_ids", [1]), ("ple_layer_ids", [1, 2]),
-        ("ple_embed_dim", 62),
+        ("ple_embed_dim", 62), ("split_ngram_parts", 53), ("split_ngram_parts", 2177), ("split_ngram_parts", 1 << 40),
         ("ngram_size", 4), ("mtp_num_hidden_layers", 2), ("eos_token_id", 512), ("rms_norm_eps", float("nan")),
         ("rope_parameters", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}), ("rope_parameters", {}),
         ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1.5}), ("tie_word_embeddings", True),
@@ -73,6 +74,20 @@ def test_a_config_it_cannot_serve_is_refused_by_field(field: str, value: object)
     with pytest.raises(ConfigError) as refused:
         read_config(text(**{field: value}))
     assert field in str(refused.value)
+
+
+def test_pieces_of_the_table_that_leave_none_empty_are_taken() -> None:
+    rows = constants(read_config(TINY)).rows
+    for pieces in range(1, 90):
+        height = math.ceil(rows / pieces)
+        if all(range(rows)[height * shard : height * (shard + 1)] for shard in range(pieces)):
+            table = [
+                b for b in bindings(read_config(text(split_ngram_parts=pieces))).tensors if b.target == "ple.table"
+            ]
+            assert (len(table), sum(b.shape[0] for b in table)) == (pieces, rows)
+        else:
+            with pytest.raises(ConfigError, match="split_ngram_parts"):
+                read_config(text(split_ngram_parts=pieces))
 
 
 @pytest.mark.parametrize(

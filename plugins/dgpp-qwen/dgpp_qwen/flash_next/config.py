@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from dgpp_core.api import ModelConfig, end_tokens, read_section, refuse, require_values
+from dgpp_qwen.flash_next.hashing import constants
 from dgpp_qwen.flash_next.quantisation import Storages, read_storages
 from dgpp_qwen.flash_next.vision import Encoding, read_encoding
 
@@ -202,7 +203,7 @@ def read_config(raw: Mapping[str, Any]) -> FlashNextConfig:
     theta, rotary = _rope(c)
     eos = c.eos_token_id if whole.eos_token_id is None else whole.eos_token_id
     own = {name: getattr(c, name) for name in FlashNextConfig.__struct_fields__ if name in _Text.__struct_fields__}
-    return FlashNextConfig(**own | {
+    config = FlashNextConfig(**own | {
         "max_positions": c.max_position_embeddings,
         "hidden_size": c.hc_count * c.hidden_size,
         "eos_ids": end_tokens(eos),
@@ -223,6 +224,8 @@ def read_config(raw: Mapping[str, Any]) -> FlashNextConfig:
         if whole.vision_config is None or whole.language_model_only
         else read_encoding(raw, c.rope_parameters, width=c.hidden_size, rotary=rotary, vocab=c.vocab_size),
     })  # fmt: skip
+    _check_pieces(config)
+    return config
 
 
 def _check(c: _Text) -> None:
@@ -248,6 +251,13 @@ def _check(c: _Text) -> None:
         raise refuse("ple_embed_dim", c.ple_embed_dim, f"a multiple of {2 * c.heads_per_ngram}, the table's heads")
     if not 0 <= c.eos_token_id < c.vocab_size:
         raise refuse("eos_token_id", c.eos_token_id, "a token of the vocabulary")
+
+
+def _check_pieces(c: FlashNextConfig) -> None:
+    """Pieces of the table are equally high, all but the last, which has what is left: a row at least."""
+    rows = constants(c).rows
+    if (c.ngram_parts - 1) * -(-rows // c.ngram_parts) >= rows:
+        raise refuse("split_ngram_parts", c.ngram_parts, f"equal pieces of {rows} rows, none of them empty")
 
 
 def _rope(c: _Text) -> tuple[float, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from dgpp_qwen.flash_next.config import FlashNextConfig
+if TYPE_CHECKING:  # the config is checked by its constants
+    from dgpp_qwen.flash_next.config import FlashNextConfig
 
 _WORD = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
