@@ -60,7 +60,7 @@ class TensorReader:
                 piece = piece.narrow(axis, start, place.shape[axis])
             filled = place.narrow(0, done, rows).copy_(piece)
             if place.is_floating_point():
-                self._doubts.append((entry, _largest(filled)))
+                self._doubts.append((entry, largest(filled)))
 
     def settle(self) -> None:
         """Wait for what was filled since the last call, and refuse what is no finite number.
@@ -71,8 +71,8 @@ class TensorReader:
             CheckpointError: naming the first tensor with a NaN or an infinity, or too large for the dtype it got.
         """
         doubts, self._doubts = self._doubts, []
-        largest = torch.stack([value for _, value in doubts]).tolist() if doubts else []
-        for (entry, _), value in zip(doubts, largest, strict=True):
+        found = torch.stack([value for _, value in doubts]).tolist() if doubts else []
+        for (entry, _), value in zip(doubts, found, strict=True):
             if not math.isfinite(value):
                 raise CheckpointError(
                     f"the tensor {entry.name} has values that are no finite numbers",
@@ -114,7 +114,7 @@ _NO_NUMBER = {
 """Of the formats of one byte, which torch cannot compare: the bits of a magnitude, and the least that is no number."""
 
 
-def _largest(values: Tensor) -> Tensor:
+def largest(values: Tensor) -> Tensor:
     """A float64 scalar that is finite where all ``values`` are; of wide formats without a copy of them."""
     if values.dtype in _NO_NUMBER:
         bits, least = _NO_NUMBER[values.dtype]

@@ -23,7 +23,7 @@ from dgpp_core.api.errors import CheckpointError
 from dgpp_core.checkpoint.cuts import cut_ranges
 from dgpp_core.checkpoint.gather import Run, StreamGather
 from dgpp_core.checkpoint.headers import FileState, TensorEntry, unreadable
-from dgpp_core.checkpoint.reader import TORCH_DTYPES
+from dgpp_core.checkpoint.reader import TORCH_DTYPES, largest
 
 
 class _File(msgspec.Struct, frozen=True, eq=False):
@@ -106,7 +106,15 @@ class FileRows:
                 raise self._fault(row, error.strerror or str(error)) from error
             if got < size:
                 raise self._fault(row, "the file has become short")
-        return torch.frombuffer(found, dtype=torch.uint8)[: len(rows) * size].view(-1, size)
+        read = torch.frombuffer(found, dtype=torch.uint8)[: len(rows) * size].view(-1, size)
+        self._require_numbers(rows, read.view(self._stored))
+        return read
+
+    def _require_numbers(self, rows: Sequence[int], values: Tensor) -> None:
+        """A resident table is looked through when it is loaded; of one in files, each row as it is read."""
+        if rows and self._stored.is_floating_point and not largest(values).isfinite():
+            damaged = next(row for row, one in zip(rows, values, strict=True) if not largest(one).isfinite())
+            raise self._fault(damaged, "values that are no finite numbers")
 
     def _fault(self, row: int, why: str) -> CheckpointError:
         return CheckpointError(

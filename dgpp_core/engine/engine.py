@@ -58,6 +58,8 @@ class Engine:
         depth: rows beyond the first that a decode step verifies; 0 without a drafter.
         check: `Bus.check` of the model's bus. It is asked when results have been read and before they are used: a
             kernel that gave up on another rank leaves behind whatever was there.
+        in_files: the model's tables that stay in the checkpoint's files: a GPU does not see whether what it reads of
+            them are numbers.
 
     Attributes:
         rows_first: a step's rows go to the device before the host reads the step before and begins the masks: a GPU
@@ -75,6 +77,7 @@ class Engine:
         depth: int,
         device: torch.device,
         check: Callable[[], None] = lambda: None,
+        in_files: Sequence[str] = (),
     ) -> None:
         self.model, self.drafter, self.depth = model, drafter, depth if drafter else 0
         self.geometry, self.device, self.vocab_size = geometry, device, vocab_size
@@ -90,6 +93,8 @@ class Engine:
         self.slots: dict[int, SlotInfo] = {}
         self._unread: deque[Pending] = deque()
         self._check = check
+        also = f", and the tables in its files, which are not looked through: {', '.join(in_files)}" if in_files else ""
+        self._not_finite_hint = "check the model's weights and kernels" + also
         self.rows_first = device.type == "cuda"
 
     def _device_samples(self) -> bool:
@@ -226,7 +231,7 @@ class Engine:
                     "the logits have no finite largest value",
                     where=f"slot {info.slot}, position {length + 1 + fault}",
                     expected="at least one finite logit, no NaN and no +inf",
-                    hint="check the model's weights and kernels",
+                    hint=self._not_finite_hint,
                 )
             count = accepted + 1
             tokens = tuple(picked[:count])

@@ -193,6 +193,7 @@ def build_engine(
             depth=depth,
             device=device,
             check=bus.check if not files.tables else _both(bus.check, files.check),
+            in_files=tuple(files.tables),
         )
         if prepared.vision is not None:
             engine.offer_sight(prepared.vision)

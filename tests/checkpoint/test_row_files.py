@@ -151,6 +151,21 @@ def test_a_file_that_is_written_to_is_named_and_one_that_is_replaced_is_still_re
     assert str(again) in refused.value.where
 
 
+def test_a_row_of_no_numbers_is_named_when_it_is_read(tmp_path: Path, spec: ModelSpec) -> None:
+    made = table()
+    synthesise(spec, made, spec.tiny_config, tmp_path, seed=1)
+    entry = read_headers(tmp_path)["t.1.weight"]
+    with entry.file.open("r+b") as file:
+        file.seek(entry.start + 3 * 20 + 7)
+        file.write(b"\x7f")  # a NaN in E4M3
+    files = opened(made, tmp_path)
+    rows = files.tables["t"]
+    assert rows[torch.tensor([42, 44])].float().isfinite().all()
+    with pytest.raises(CheckpointError, match="a row of the table t cannot be read") as refused:
+        rows[torch.tensor([0, 43, 1])]
+    assert (refused.value.where, refused.value.found) == ("row 43 of 104", "values that are no finite numbers")
+
+
 def test_a_row_that_is_none_is_refused(tmp_path: Path, spec: ModelSpec) -> None:
     made = table()
     synthesise(spec, made, spec.tiny_config, tmp_path, seed=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dgpp_core.api import Binding, BindingTable, CheckpointError, Lookup
+from dgpp_core.api import Binding, BindingTable, CheckpointError, EngineError, Lookup
 from dgpp_core.checkpoint.headers import read_headers
 from dgpp_core.checkpoint.row_files import RowFiles
 from dgpp_core.checkpoint.synth import synthesise
@@ -96,6 +96,19 @@ def test_a_captured_look_up_reads_what_is_asked_at_replay(tmp_path: Path) -> Non
     torch.cuda.synchronize()
     with pytest.raises(CheckpointError, match="row of the table t"):
         files.check()
+
+
+def test_rows_of_no_numbers_end_the_step_with_the_table_among_what_is_to_be_checked(tmp_path: Path) -> None:
+    model = checkpoint("qwen38-flash-next", "fp8", tmp_path)
+    for name, entry in read_headers(tmp_path).items():
+        if "ngram_embedding.shard_" in name:
+            with entry.file.open("r+b") as file:
+                file.seek(entry.start)
+                file.write(b"\x7f" * entry.nbytes)
+    world = World.from_checkpoint(model, tmp_path, settings("mmap", 1, True), device="cuda")
+    with pytest.raises(EngineError, match="no finite largest value") as refused:
+        world.reply([5, 6, 7, 8], 4)
+    assert "ple.table" in refused.value.hint
 
 
 def test_a_checkpoint_that_becomes_short_ends_the_step_by_name(tmp_path: Path) -> None:

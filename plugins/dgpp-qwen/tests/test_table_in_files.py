@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from dgpp_core.api import CheckpointError
+from dgpp_core.api import CheckpointError, EngineError
 from dgpp_core.checkpoint.headers import read_headers
 from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.config.settings import EngineSettings
@@ -54,6 +56,22 @@ def test_a_file_that_is_written_to_ends_the_step_before_its_tokens_go_out(model:
         world.reply(PROMPT, 4)
     assert refused.value.where == str(path)
     assert not world.replies[0].tokens
+
+
+def test_logits_that_are_no_numbers_have_the_table_among_what_is_to_be_checked(
+    model: LoadedModel, folder: Path
+) -> None:
+    """By a scale that is finite and makes infinities of the rows: what a GPU would make of rows that are none."""
+    entry = next(entry for name, entry in read_headers(folder).items() if name.endswith("ngram_embedding.weight_scale"))
+    assert entry.dtype == "BF16"
+    with entry.file.open("r+b") as file:
+        file.seek(entry.start)
+        file.write(struct.pack("<f", 3e38)[2:])
+    for table, named in (("mmap", True), ("resident", False)):
+        settings = msgspec.structs.replace(SETTINGS, ngram_table=table)
+        with pytest.raises(EngineError, match="no finite largest value") as refused:
+            World.from_checkpoint(model, folder, settings).reply(PROMPT, 4)
+        assert ("ple.table" in refused.value.hint) is named
 
 
 def test_a_checkpoint_that_is_replaced_is_served_on_as_it_was(model: LoadedModel, folder: Path) -> None:
