@@ -64,6 +64,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         shorten: what ``synth --layers`` still has to do to a config whose ``num_hidden_layers`` and lists with an entry
             a layer were cut: whatever else in it speaks of single layers. Raises `ConfigError` where nothing can be
             made of so few. None where nothing does.
+        rescale: a config.json whose rotary embedding is stretched as ``rope_scaling`` of a deployment says, whose keys
+            it is given. Raises `ConfigError` where it cannot be. None of a model that does not take it.
     """
 
     name: str
@@ -79,6 +81,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     quantised: Mapping[str, Mapping[str, Any]] = {}
     releases: Mapping[str, str] = {}
     shorten: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    rescale: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     def config_of(self, repository: str) -> Mapping[str, Any] | None:
         """The config.json of a repository of this model, without fetching it; None of one that it does not name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,16 +142,13 @@ def _find_folder(source: str, hub: Path | None) -> Path | None:
 def model_config(chosen: Chosen) -> ModelConfig:
     """The config of what would be served: the checkpoint's, or what the model knows of it where it is not there."""
     model, source = chosen.model, chosen.source
+    read = partial(model.read_config, scaling=chosen.resolved.engine.scaling)
     if source is None:
-        return model.read_config(model.spec.full_config)
+        return read(model.spec.full_config)
     known = model.spec.config_of(source)
     if known is not None and _find_folder(source, chosen.hub) is None:
-        return model.read_config(known)
-    return _config_in(checkpoint_folder(source, chosen.hub), model)
-
-
-def _config_in(folder: Path, model: LoadedModel) -> ModelConfig:
-    return read_config(folder, model.read_config, model.spec.full_config)
+        return read(known)
+    return read_config(checkpoint_folder(source, chosen.hub), read, model.spec.full_config)
 
 
 def device_kind(name: str) -> DeviceKind:
@@ -261,7 +259,8 @@ def serve_options(
 
     resolved, model = chosen.resolved, chosen.model
     settings = resolved.engine
-    config = _config_in(folder, model)
+    read = partial(model.read_config, scaling=settings.scaling)
+    config = read_config(folder, read, model.spec.full_config)
     if world is not None:
         require_divisible(model, config, world.size, settings)
     return ServeOptions(

@@ -163,8 +163,6 @@ def _engine(base: EngineSettings, flags: dict[str, object]) -> EngineSettings:
         for key in ("mtp_depth", "mtp_schedule", *SCHEDULE_KEYS):
             del values[key]
     settings = convert(values | flags, EngineSettings, COMMAND_LINE)
-    if settings.rope_scaling is not msgspec.UNSET:
-        raise ConfigError("`engine.rope_scaling` is not supported by any model family of this version")
     if settings.fp8_head == "mma":
         raise ConfigError("`engine.fp8_head` mma is not supported by any model family of this version")
     return settings

@@ -194,6 +194,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError("prefill_idle_budget_tokens: needs a `prefill_budget_tokens` other than 0")
 
     @property
+    def scaling(self) -> dict[str, Any] | None:
+        """``rope_scaling`` as a model's `ModelSpec.rescale` is given it."""
+        given = self.rope_scaling
+        if given is UNSET:
+            return None
+        keys: dict[str, Any] = msgspec.to_builtins(given)
+        return keys
+
+    @property
     def busy_budget(self) -> int:
         """Prompt tokens a tick while replies run; 0 is the whole prompt."""
         return AUTOMATIC_PREFILL_TOKENS if self.prefill_budget_tokens == -1 else self.prefill_budget_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -74,7 +75,7 @@ def prepare(
         CheckpointError, ConfigError, PluginError: naming file, field, tensor or hook.
     """
     _require_world(world)
-    config = read_config(folder, model.read_config, model.spec.full_config)
+    config = read_config(folder, partial(model.read_config, scaling=settings.scaling), model.spec.full_config)
     entries = read_headers(folder)
     table = model.bindings(config)
     check_bindings(table, entries, world)

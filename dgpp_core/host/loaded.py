@@ -123,7 +123,7 @@ class PluginHooks:
         return found[0] if found else self.plugin.file
 
 
-_FUNCTIONS = ("read_config", "shorten")
+_FUNCTIONS = ("read_config", "shorten", "rescale")
 _DATA = [(field.name, field.type) for field in msgspec.structs.fields(ModelSpec) if field.name not in _FUNCTIONS]
 _SpecData = msgspec.defstruct("_SpecData", _DATA)
 """The fields of `ModelSpec` that are data, for their types to be checked."""
@@ -149,8 +149,14 @@ class LoadedModel:
         """The plugin that the model belongs to."""
         return self.hooks.plugin
 
-    def read_config(self, raw: Mapping[str, Any]) -> ModelConfig:
-        """A parsed config.json as the family's own struct; `ConfigError` names the field that is wrong."""
+    def read_config(self, raw: Mapping[str, Any], scaling: Mapping[str, Any] | None = None) -> ModelConfig:
+        """A parsed config.json as the family's own struct; `ConfigError` names the field that is wrong.
+
+        Args:
+            scaling: ``rope_scaling`` of the deployment.
+        """
+        if scaling is not None:
+            raw = self._rescaled(raw, scaling)
         read, name = self.spec.read_config, f"read_config of {self.spec.name}"
         place = source_of(read)
         config = self.hooks.run(lambda: read(raw), name, place)
@@ -159,6 +165,12 @@ class LoadedModel:
         core = {field: getattr(config, field) for field in ModelConfig.__struct_fields__}
         self.hooks.convert(core, ModelConfig, name, "ModelConfig", place)
         return config
+
+    def _rescaled(self, raw: Mapping[str, Any], scaling: Mapping[str, Any]) -> Mapping[str, Any]:
+        if (rescale := self.spec.rescale) is None:
+            found, hint = f"the model {self.spec.name}", "take the key out of the deployment"
+            raise ConfigError("`engine.rope_scaling` is not supported by this model", found=found, hint=hint)
+        return self.hooks.run(lambda: rescale(raw, scaling), f"rescale of {self.spec.name}", source_of(rescale))
 
     def bindings(self, config: ModelConfig) -> BindingTable:
         """Every tensor the model expects of its checkpoint."""

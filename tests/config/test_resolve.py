@@ -65,7 +65,7 @@ def test_a_model_alone_serves_its_repository() -> None:
         ({"max_concurency": 3}, "max_concurency"),
         ({"device": "tpu"}, "--device"),
         ({"world": 0}, "--world"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8}}, "rope_scaling"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0, "original_max_position_embeddings": 8}}, "rope_scaling"),
         ({"fp8_head": "mma"}, "fp8_head"),
     ],
 )

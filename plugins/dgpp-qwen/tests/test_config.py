@@ -56,6 +56,9 @@ def test_every_spelling_of_a_sparse_layer() -> None:
         assert read_config(text(layer_types=[spelling, LINEAR, LINEAR])) == read_config(TINY)
 
 
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -67,6 +70,10 @@ def test_every_spelling_of_a_sparse_layer() -> None:
         ("ple_embed_dim", 62), ("split_ngram_parts", 53), ("split_ngram_parts", 2177), ("split_ngram_parts", 1 << 40),
         ("ngram_size", 4), ("mtp_num_hidden_layers", 2), ("eos_token_id", 512), ("rms_norm_eps", float("nan")),
         ("rope_parameters", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}), ("rope_parameters", {}),
+        ("rope_parameters", {"rope_type": "llama3", "factor": 2.0, "rope_theta": 1e4}),
+        ("rope_parameters", YARN | {"original_max_position_embeddings": 0}),
+        ("rope_parameters", YARN | {"mscale": 1.0}),
+        ("rope_parameters", YARN | {"factor": True}), ("rope_parameters", YARN | {"truncate": False}),
         ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1.5}), ("tie_word_embeddings", True),
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ import msgspec
 from dgpp_core.api import ModelConfig, end_tokens, read_section, refuse, require_values
 from dgpp_qwen.flash_next.hashing import constants
 from dgpp_qwen.flash_next.quantisation import Storages, read_storages
+from dgpp_qwen.flash_next.scaling import Yarn, read_yarn
 from dgpp_qwen.flash_next.vision import Encoding, read_encoding
 
 SPARSE = ("full_attention", "indexed_attention", "qwen_sparse_attention")
@@ -33,6 +34,7 @@ class FlashNextConfig(ModelConfig, frozen=True, kw_only=True):
         boundary: the token across which no n-gram reaches.
         storages: how the checkpoint stores experts and table.
         encoding: the images' encoder; None without one.
+        yarn: how the rotary embedding is stretched, if it is.
     """
 
     width: int
@@ -72,6 +74,7 @@ class FlashNextConfig(ModelConfig, frozen=True, kw_only=True):
     boundary: int
     storages: Storages
     encoding: Encoding | None = None
+    yarn: Yarn | None = None
 
     @property
     def layers(self) -> int:
@@ -200,17 +203,18 @@ def read_config(raw: Mapping[str, Any]) -> FlashNextConfig:
         raise refuse("tie_word_embeddings", True, "False")
     c = whole.text_config
     _check(c)
-    theta, rotary = _rope(c)
+    (theta, rotary), yarn = _rope(c), read_yarn(c.rope_parameters)
     eos = c.eos_token_id if whole.eos_token_id is None else whole.eos_token_id
     own = {name: getattr(c, name) for name in FlashNextConfig.__struct_fields__ if name in _Text.__struct_fields__}
     config = FlashNextConfig(**own | {
-        "max_positions": c.max_position_embeddings,
+        "max_positions": max(c.max_position_embeddings, yarn.positions if yarn else 0),
         "hidden_size": c.hc_count * c.hidden_size,
         "eos_ids": end_tokens(eos),
         "width": c.hidden_size,
         "sparse": tuple(kind != LINEAR for kind in c.layer_types),
         "rotary_dim": rotary,
         "rope_theta": theta,
+        "yarn": yarn,
         "top_blocks": c.indexer_budget // c.indexer_compress_ratio,
         "output_gate": c.output_gate_type or c.hidden_act,
         "norm_topk_prob": c.norm_topk_prob is not False,
@@ -262,9 +266,7 @@ def _check_pieces(c: FlashNextConfig) -> None:
 
 def _rope(c: _Text) -> tuple[float, int]:
     """Base of the frequencies and turned dimensions; of text alone, so that its three positions are one."""
-    kind, theta = c.rope_parameters.get("rope_type", "default"), c.rope_parameters.get("rope_theta")
-    if kind != "default":
-        raise refuse("rope_parameters.rope_type", kind, "'default'")
+    theta = c.rope_parameters.get("rope_theta")
     if isinstance(theta, bool) or not (isinstance(theta, int | float) and 0 < theta < math.inf):
         raise refuse("rope_parameters.rope_theta", theta, "a positive number")
     factor = c.rope_parameters.get("partial_rotary_factor", 1.0)

@@ -12,7 +12,7 @@ from dgpp_core.layers.stream import all_ranks
 from dgpp_core.ops.activation import sigmoid
 from dgpp_core.ops.experts import Experts, combine
 from dgpp_core.ops.linear import Linear
-from dgpp_core.ops.rope import RotaryTable
+from dgpp_core.ops.rope import RotaryTable, yarn_frequencies, yarn_scale
 from dgpp_core.ops.router import Router
 from dgpp_qwen.flash_next.branches import Mix, Site, add, rows_of
 from dgpp_qwen.flash_next.config import FlashNextConfig
@@ -67,16 +67,23 @@ class Layer:
         return add(branches, gates, self.mlp(x, step))
 
 
+def _rotary(config: FlashNextConfig, device: torch.device) -> RotaryTable:
+    theta, width, yarn = config.rope_theta, config.rotary_dim, config.yarn
+    frequencies, scale = None, 1.0
+    if yarn is not None:
+        frequencies = yarn_frequencies(width, theta, yarn.factor, yarn.length, yarn.fast, yarn.slow)
+        scale = yarn_scale(yarn.factor) * yarn.attention if yarn.scale is None else yarn.scale
+    turned = () if config.encoding is None else axes(config.encoding.sections)
+    return RotaryTable(width, config.max_positions, theta, device, frequencies, scale, turned)
+
+
 class FlashNextModel:
     """Implements `dgpp_core.api.Model`; its hidden states are all branches after the last layer, not yet mixed."""
 
     def __init__(self, config: FlashNextConfig, shard: Shard) -> None:
         self.config, self.bus, self.dtype = config, shard.bus, shard.dtype
         encoding = config.encoding
-        self.rope = RotaryTable(
-            config.rotary_dim, config.max_positions, config.rope_theta, shard.device,
-            axes=() if encoding is None else axes(encoding.sections),
-        )  # fmt: skip
+        self.rope = _rotary(config, shard.device)
         self.encoder = None if encoding is None else Encoder(encoding, shard)
         self.even = torch.zeros(config.num_experts, device=shard.device)
         self.embed = Embedding.load(shard, "embed", config.vocab_size)

@@ -6,6 +6,7 @@ from typing import Any
 
 from dgpp_core.api import ModelSpec
 from dgpp_qwen.flash_next.config import LINEAR, SPARSE, read_config
+from dgpp_qwen.flash_next.scaling import rescale
 
 QUANTISED: dict[str, dict[str, Any]] = {
     "fp8": {
@@ -81,6 +82,7 @@ SPECS = (
         formats=("bf16", *QUANTISED),
         draft_depth=4,
         quantised=QUANTISED,
+        rescale=rescale,
         releases={"Qwen/Qwen3.8-Flash-Next-FP8": "fp8", "nvidia/Qwen3.8-Flash-Next-NVFP4": "nvfp4"},
     ),
 )
