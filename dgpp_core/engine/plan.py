@@ -93,7 +93,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             lower.append("prefix_cache_gib")
         kept = sum(line.bytes for line in self.lines if line.name.startswith("weights") and IN_FILES not in line.note)
         if kept > self.available:
-            advice = "no setting makes room for the weights: divide the model among more ranks, or use a larger machine"
+            advice = "not one block of kv_capacity fits, and no setting makes room for the weights: "
+            advice += "divide the model among more ranks, or use a larger machine"
         elif self.largest_kv_capacity:
             fitting = f"the largest kv_capacity that fits is {self.largest_kv_capacity} (now {self.kv_capacity})"
             advice = f"{fitting}; {movable}lower {_listed(['it', *lower])}"

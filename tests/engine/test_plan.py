@@ -238,7 +238,7 @@ def test_weights_that_fit_nowhere_are_not_helped_by_settings() -> None:
     )  # fmt: skip
     with pytest.raises(PlanError) as refused:
         found.require()
-    assert refused.value.hint.startswith("no setting makes room for the weights")
+    assert "no setting makes room for the weights" in refused.value.hint
     assert "more ranks" in refused.value.hint
 
 
