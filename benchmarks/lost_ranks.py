@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,17 +74,22 @@ class Bench(msgspec.Struct, frozen=True, eq=False):
             yield world
 
 
-def main() -> None:
-    """Run all trials, print a line each and a summary; exit 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def asked(told: str | None, kinds: Iterable[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """The options of a command line, and the arguments that name the model."""
+    parser = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plugin", default="glm47")
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
+    parser.add_argument("--kinds", choices=list(kinds), nargs="+", default=list(kinds))
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    model = (f"--plugin={options.plugin}", f"--checkpoint={options.checkpoint}")
+    return options, (f"--plugin={options.plugin}", f"--checkpoint={options.checkpoint}")
+
+
+def main() -> None:
+    """Run all trials, print a line each and a summary; exit 1 where a promise was broken."""
+    options, model = asked(__doc__, KINDS)
     summaries: list[dict[str, Any]] = []
     for world, kind in itertools.product(options.worlds, options.kinds):
         with hosts(world) as net:

@@ -14,7 +14,6 @@ percentile is above the goal.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from lost_ranks import GOAL_S, PROMPT, TOKENS, at_share, log_folder, machine
+from lost_ranks import GOAL_S, PROMPT, TOKENS, asked, at_share, log_folder, machine
 
 from dgpp_core import __version__
 from dgpp_core.testing.namespaces import Hosts, hosts
@@ -89,15 +88,7 @@ class Bench(msgspec.Struct, frozen=True, eq=False):
 
 def main() -> None:
     """Run all trials and print a summary of each kind; exit 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plugin", default="glm47")
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
-    parser.add_argument("--trials", type=int, default=50)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    model = (f"--plugin={options.plugin}", f"--checkpoint={options.checkpoint}")
+    options, model = asked(__doc__, KINDS)
     cases: list[dict[str, Any]] = []
     for world, kind in itertools.product(options.worlds, options.kinds):
         with hosts(world) as net, tempfile.TemporaryDirectory() as folder:
