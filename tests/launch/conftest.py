@@ -34,6 +34,14 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def unsettled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder to work in, and an environment that says nothing of a site."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("DGPP_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[MakeCluster]:
     """Makes a cluster of so many hosts."""
     with contextlib.ExitStack() as stack:

@@ -149,12 +149,10 @@ def test_software_that_does_not_run_and_a_checkpoint_with_a_hole_are_told(root: 
     assert (whole.level, whole.found) == ("ok", "m")
 
 
+@pytest.mark.usefixtures("unsettled")
 def test_a_deployment_is_looked_for_where_serve_looks_and_what_is_not_known_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("DGPP_")]:
-        monkeypatch.delenv(name)
     for name in ("XDG_CACHE_HOME", "HF_HUB_CACHE", "DGPP_LOG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,10 +131,8 @@ def test_a_name_that_cannot_be_read_is_asked_again_and_templates_are_listed(
     assert not (tmp_path / "deploy/a.json").exists()
 
 
-def test_a_refusal_leaves_no_copy_and_no_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("DGPP_")]:
-        monkeypatch.delenv(name)
+@pytest.mark.usefixtures("unsettled")
+def test_a_refusal_leaves_no_copy_and_no_site_file(tmp_path: Path) -> None:
     (tmp_path / "a.example.json").write_text('{"model": "some/model", "world_size": 2}')
     done = CliRunner().invoke(cli, ["setup"])
     assert (done.exit_code, "no terminal: use --yes" in done.stderr) == (2, True)
@@ -145,14 +142,10 @@ def test_a_refusal_leaves_no_copy_and_no_site_file(tmp_path: Path, monkeypatch: 
         assert [entry.name for entry in tmp_path.iterdir()] == ["a.example.json"]
 
 
+@pytest.mark.usefixtures("unsettled")
 @pytest.mark.parametrize("before", ["", "DGPP_HTTP_PORT=7000\n"], ids=["no site file", "a site file"])
-def test_a_failure_before_the_end_leaves_everything_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
-) -> None:
+def test_a_failure_before_the_end_leaves_everything_as_it_was(tmp_path: Path, before: str) -> None:
     """The hosts are asked for their devices, and cannot be reached."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("DGPP_")]:
-        monkeypatch.delenv(name)
     (tmp_path / "a.example.json").write_text('{"model": "some/model", "world_size": 2}')
     if before:
         (tmp_path / ".env").write_text(before)
@@ -164,12 +157,8 @@ def test_a_failure_before_the_end_leaves_everything_as_it_was(
     assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == there
 
 
-def test_a_failure_after_the_files_are_written_says_that_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("DGPP_")]:
-        monkeypatch.delenv(name)
+@pytest.mark.usefixtures("unsettled")
+def test_a_failure_after_the_files_are_written_says_that_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.example.json").write_text(json.dumps({"model": str(tmp_path / "none"), "world_size": 1}))
     done = CliRunner().invoke(cli, ["setup", "--yes", "--offline", "--template", "a.example.json"])
     assert done.exit_code != 0
@@ -179,12 +168,10 @@ def test_a_failure_after_the_files_are_written_says_that_they_are(
     assert again.exit_code == done.exit_code, "nothing more has to be given"
 
 
+@pytest.mark.usefixtures("unsettled")
 def test_a_look_without_a_deployment_says_so_first_and_ends_as_the_doctor_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("DGPP_")]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("DGPP_LOG_DIR", str(tmp_path / "log"))
     done = CliRunner().invoke(cli, ["setup", "--check"])
     lines = done.stdout.splitlines()
