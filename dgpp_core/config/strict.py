@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from dgpp_core.api.errors import ConfigError
+from dgpp_core.api.nearest import nearest
 
 T = TypeVar("T")
 
@@ -143,14 +143,14 @@ def _explain(message: str, raw: object, kind: type, where: str) -> NoReturn:
 
 def _refuse_unknown(key: str, place: str, value: object, info: inspect.Type, where: str) -> NoReturn:
     keys = _keys(info)
-    near = difflib.get_close_matches(key, keys, 1)
+    near = nearest(key, keys)
     found = value.get(key) if isinstance(value, Mapping) else None
     raise ConfigError(
         f"unknown key `{_join(place, key)}`",
         where=where,
         found=shown(found),
         expected="one of " + ", ".join(keys),
-        hint=f"did you mean `{_join(place, near[0])}`?" if near else "",
+        hint=f"did you mean `{_join(place, near)}`?" if near else "",
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pluggy
 
 from dgpp_core.api.hooks import API_VERSION, PROJECT, Hooks
+from dgpp_core.api.nearest import did_you_mean
 from dgpp_core.host.problems import Plugin, Problem, source_of
 
 REQUIRED_HOOKS = ("dgpp_models", "dgpp_bindings", "dgpp_groups", "dgpp_build")
@@ -62,14 +62,14 @@ def _hooks(plugin: Plugin, module: object) -> Iterator[Problem]:
         if name not in specs:
             yield Problem(
                 plugin=plugin, what=f"`{name}` is not a hook", place=source_of(function), found=name,
-                expected="one of " + ", ".join(specs), hint=_nearest(name, specs),
+                expected="one of " + ", ".join(specs), hint=did_you_mean(name, specs),
             )  # fmt: skip
         elif wrong := _unfillable(function, specs[name]):
             yield Problem(
                 plugin=plugin, what=f"the hook `{name}` takes an argument `{wrong[0]}` that it cannot be given",
                 place=source_of(function), found=f"{name}{inspect.signature(function)}",
                 expected=f"some of the positional arguments {_list(specs[name])}, without defaults",
-                hint=_nearest(wrong[0], specs[name]),
+                hint=did_you_mean(wrong[0], specs[name]),
             )  # fmt: skip
     for name in specs:
         if name not in marked and callable(unmarked := getattr(module, name, None)):
@@ -98,8 +98,3 @@ def _unfillable(function: Callable[..., object], given: Sequence[str]) -> list[s
 
 def _list(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), 1)
-    return f"did you mean `{near[0]}`?" if near else ""

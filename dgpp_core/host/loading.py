@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import logging
 import sys
@@ -15,6 +14,7 @@ import msgspec
 
 from dgpp_core.api.errors import DgppError, PluginError
 from dgpp_core.api.hooks import ENTRY_POINT_GROUP
+from dgpp_core.api.nearest import did_you_mean
 from dgpp_core.api.spec import ModelSpec
 from dgpp_core.host.contract import breaches, new_manager
 from dgpp_core.host.loaded import LoadedModel, PluginHooks
@@ -90,11 +90,10 @@ class PluginHost:
         return tuple(own for own in self._hooks if own.has(hook))
 
     def _unknown(self, what: str, name: str) -> PluginError:
-        near = difflib.get_close_matches(name, self._models, 1)
         blame = [problem for problem in self.problems if name in problem.models or not problem.models]
         reasons = "; ".join(f"{p.plugin.identity()}: {p.what}" for p in blame)
         hints = (
-            f"did you mean `{near[0]}`?" if near else "",
+            did_you_mean(name, self._models),
             f"unusable: {reasons} (see `dgpp plugins list`)" if reasons else "",
         )
         known = ", ".join(self._models)
@@ -138,11 +137,10 @@ def _wanted(setting: str, names: Mapping[str, object]) -> Sequence[str]:
         return ()
     for name in wanted:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
             raise PluginError(
                 f"DGPP_PLUGINS names a plugin that is not installed: {name!r}", where="the environment", found=setting,
                 expected="none, or some of " + (", ".join(names) or "(no plugin is installed)"),
-                hint=f"did you mean `{near[0]}`?" if near else "install it, or take it out of DGPP_PLUGINS",
+                hint=did_you_mean(name, names) or "install it, or take it out of DGPP_PLUGINS",
             )  # fmt: skip
     return list(dict.fromkeys(wanted)) or list(names)
 
