@@ -31,14 +31,14 @@ from dgpp_core.engine.operations import (
     StepResult,
     TokenLogprobs,
 )
-from dgpp_core.engine.pending import Part, Pending, SlotInfo
+from dgpp_core.engine.pending import Mode, Part, Pending, SlotInfo
 from dgpp_core.engine.program import DecodeProgram, tail_of
 from dgpp_core.engine.prompts import prompt_batch, rounds, successors
 from dgpp_core.engine.registers import Registers
 from dgpp_core.engine.runner import EagerRunner, Runner, Step
 from dgpp_core.engine.sight import Places, Sight
 from dgpp_core.engine.state import StatePools
-from dgpp_core.engine.transfer import Download, upload
+from dgpp_core.engine.transfer import Download, Incoming, upload
 from dgpp_core.images.picture import Picture
 from dgpp_core.ops.pick import greedy
 from dgpp_core.ops.step import pack, values_of
@@ -357,24 +357,34 @@ class Engine:
             raise EngineError(f"a step of depth {op.depth}", expected=f"<= {self.depth}")
         for info in infos:
             self._check_rows(info, info.bound + width)
+        length, modes = max(info.bound for info in infos) + width, {info.mode for info in infos}
+        logprobs: tuple[TokenLogprobs | None, ...] = ()
+        if "host" in modes or any(map(self.constraints.hold, op.slots)):
+            incoming, logprobs = self._decode_with_the_host(op, infos, length, modes)
+        else:
+            incoming = self.runner.step(op.slots, op.depth, length, sampled="device" in modes)
+        for info in infos:
+            info.bound += width
+        return Part(tuple(infos), incoming, width, op.depth, logprobs)
+
+    def _decode_with_the_host(
+        self, op: Decode, infos: list[SlotInfo], length: int, modes: set[Mode]
+    ) -> tuple[Incoming, tuple[TokenLogprobs | None, ...]]:
+        """A step in which the host picks, or makes masks; and what it says of its picks."""
         drafts = self._drafts_of(op)
         look = None if self.rows_first else self._look(op, drafts)
-        step = self.runner.verify(op.slots, op.depth, max(info.bound for info in infos) + width)
+        step = self.runner.verify(op.slots, op.depth, length)
         if self.rows_first:
             look = self._look(op, drafts)
         if look is not None:
             step.restrict(look.masks())
-        picks = None
-        modes = {info.mode for info in infos}
         if "host" in modes:
             self._settle()
-            picks = self._sample(step, infos, width)
-        elif "device" in modes:
+            picks = self._sample(step, infos, op.depth + 1)
+            return step.commit(picks.tokens), picks.logprobs
+        if "device" in modes:
             step.sample()
-        results = step.commit(None if picks is None else picks.tokens)
-        for info in infos:
-            info.bound += width
-        return Part(tuple(infos), Download(results), width, op.depth, () if picks is None else picks.logprobs)
+        return step.commit(None), ()
 
     def _drafts_of(self, op: Decode) -> Download | None:
         """The drafts that a step verifies, on their way to the host, where masks will be asked for behind them."""

@@ -1,11 +1,11 @@
 """Decode steps from static buffers, captured into CUDA graphs.
 
 A *family* is a decode shape: so many segments of 1 + depth rows. A step runs in the smallest family that holds its
-requests; the segments left over are inert. Each family is three graphs. The first ends with the logits and the
-likeliest tokens; the second replaces those where a request samples; the third commits whatever picks are there and
-drafts anew. Where the device can pick for every request, all that are needed are launched at once and the host reads
-nothing; else the host picks before the third. Replies that are held to grammars are masked between the first and the
-second.
+requests; the segments left over are inert. Where the device can pick for every request, a step is one graph: of a
+family there is one that takes the likeliest tokens and one that samples where a request does. Else it is up to three:
+the first ends with the logits and the likeliest tokens, the second replaces those where a request samples, the third
+commits whatever picks are there and drafts anew. Replies that are held to grammars are masked before the second, and
+the host picks before the third.
 
 All that a step needs from the host is which slots take part. The rest is gathered on the device from the registers.
 
@@ -26,7 +26,7 @@ from dgpp_core.api import EngineError
 from dgpp_core.engine.families import family_sizes, require_families
 from dgpp_core.engine.program import DecodeProgram, Verified
 from dgpp_core.engine.runner import Step
-from dgpp_core.engine.transfer import upload
+from dgpp_core.engine.transfer import Download, Incoming, Posts, upload
 
 WARM_STEPS = 2
 
@@ -63,9 +63,11 @@ class Family:
         self._inert = program.registers.inert
         self._held: tuple[int, ...] = (self._inert,) * segments
         self._slots = torch.full((segments,), self._inert, dtype=torch.int64, device=device)
+        self._posts = Posts(segments, width, device) if device.type == "cuda" and program.posts else None
         self._results: Tensor | None = None
         self._verified: Verified | None = None
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self._captured: dict[str, Tensor] = {}
 
     @property
     def name(self) -> str:
@@ -73,7 +75,7 @@ class Family:
         return f"{self.segments} requests of {self.width} rows"
 
     def capture(self, pool: Any) -> None:
-        """Compile what the shape needs and capture both graphs; every segment is inert meanwhile.
+        """Compile what the shape needs and capture its graphs; every segment is inert meanwhile.
 
         Args:
             pool: handle of the memory that all families share.
@@ -89,12 +91,16 @@ class Family:
                 for part in parts.values():
                     part()
             torch.cuda.synchronize(self._device)
-            graphs = {}
-            for name, part in parts.items():
-                graphs[name] = torch.cuda.CUDAGraph()
-                with _uncollected(), torch.cuda.graph(graphs[name], pool=pool, capture_error_mode="thread_local"):
+            whole = {"sampled": self._sampled} if self._program.samples else {}
+            # The whole steps come first: what they leave in `_verified` must not be what the single parts go on from.
+            for name, part in {"greedy": self._greedy, **whole, **parts}.items():
+                self._graphs[name] = torch.cuda.CUDAGraph()
+                with _uncollected(), torch.cuda.graph(self._graphs[name], pool=pool, capture_error_mode="thread_local"):
                     part()
+                if name in ("greedy", "sampled", "commit") and self._results is not None:
+                    self._captured[name] = self._results
         except Exception as error:
+            self._graphs.clear()
             raise EngineError(
                 "a decode graph cannot be captured",
                 where=self.name,
@@ -102,13 +108,15 @@ class Family:
                 expected="a forward without host reads of device values",
                 hint="set decode_graph to false to serve without graphs, and report this",
             ) from error
-        self._graphs = graphs
+        if self._posts is not None:
+            self._posts.reset()
 
     def release(self) -> None:
         """Give the graphs back."""
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
+        self._captured.clear()
 
     def take(self, slots: Sequence[int]) -> None:
         """The requests of the next step."""
@@ -136,17 +144,31 @@ class Family:
         """Between the halves: the device picks for the slots that sample."""
         self._run("sample", self._sample)
 
-    def run_commit(self, picked: Tensor | None = None) -> Tensor:
+    def run_commit(self, picked: Tensor | None = None) -> None:
         """The second half; ``picked`` holds the first rows' tokens, by default the greedy ones of all."""
         if picked is not None and self._verified is not None:
             self._verified.picked[: len(picked)].copy_(picked, non_blocking=True)
+        if self._posts is not None:
+            self._posts.make_room()
         self._run("commit", self._commit)
+
+    def run_whole(self, sampled: bool) -> None:
+        """Both halves."""
+        if self._posts is not None:
+            self._posts.make_room()
+        self._run("sampled" if sampled else "greedy", self._sampled if sampled else self._greedy)
+
+    def results(self, live: int) -> Incoming:
+        """What the step that was run last came to, of its first ``live`` requests."""
+        if self._posts is not None:
+            return self._posts.newest(live)
         assert self._results is not None
-        return self._results
+        return Download(self._results[:live])
 
     def _run(self, name: str, part: Callable[[], None]) -> None:
         if name in self._graphs:
             self._graphs[name].replay()
+            self._results = self._captured.get(name, self._results)
         else:
             part()
 
@@ -160,7 +182,17 @@ class Family:
 
     def _commit(self) -> None:
         assert self._verified is not None
-        self._results = self._program.commit(self._verified)
+        outbox = None if self._posts is None else self._posts.outbox
+        self._results = self._program.commit(self._verified, outbox)
+
+    def _greedy(self) -> None:
+        self._verify()
+        self._commit()
+
+    def _sampled(self) -> None:
+        self._verify()
+        self._sample()
+        self._commit()
 
 
 class StaticStep:
@@ -184,11 +216,11 @@ class StaticStep:
     def sample(self) -> None:
         self._family.run_sample()
 
-    def commit(self, picked: Tensor | None) -> Tensor:
-        results = self._family.run_commit(picked)[: self._live]
+    def commit(self, picked: Tensor | None) -> Incoming:
+        self._family.run_commit(picked)
         if self._mark is not None:
             self._mark("end")
-        return results
+        return self._family.results(self._live)
 
 
 class StaticRunner:
@@ -229,6 +261,18 @@ class StaticRunner:
 
     def verify(self, slots: Sequence[int], depth: int, max_length: int) -> Step:
         """See `dgpp_core.engine.runner.Runner`; ``max_length`` is the family's own."""
+        return StaticStep(self._begun(slots, depth), len(slots), self.mark)
+
+    def step(self, slots: Sequence[int], depth: int, max_length: int, *, sampled: bool) -> Incoming:
+        """See `dgpp_core.engine.runner.Runner`; ``max_length`` is the family's own."""
+        family = self._begun(slots, depth)
+        family.run_whole(sampled)
+        if self.mark is not None:
+            self.mark("end")
+        return family.results(len(slots))
+
+    def _begun(self, slots: Sequence[int], depth: int) -> Family:
+        """The family of a step, its buffers filled."""
         size = next(size for size in self._sizes if size >= len(slots))
         family = self._families.get((size, depth))
         if family is None:
@@ -237,4 +281,4 @@ class StaticRunner:
         family.take(slots)
         if self.mark is not None:
             self.mark("begin")
-        return StaticStep(family, len(slots), self.mark)
+        return family

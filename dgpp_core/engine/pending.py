@@ -8,9 +8,11 @@ from typing import Literal
 import msgspec
 
 from dgpp_core.engine.operations import StepResult
-from dgpp_core.engine.transfer import Download
+from dgpp_core.engine.transfer import Incoming
 from dgpp_core.images.picture import Picture
 from dgpp_core.sampling.logprobs import TokenLogprobs
+
+Mode = Literal["greedy", "device", "host"]
 
 
 class SlotInfo(msgspec.Struct, eq=False):
@@ -28,7 +30,7 @@ class SlotInfo(msgspec.Struct, eq=False):
     logprobs: bool
     blocks: int
     bound: int
-    mode: Literal["greedy", "device", "host"] = "host"
+    mode: Mode = "host"
     pictures: tuple[Picture, ...] = ()
     floor: int = 0
 
@@ -45,7 +47,7 @@ class Part(msgspec.Struct, frozen=True, eq=False):
     """
 
     requests: tuple[SlotInfo, ...]
-    download: Download
+    download: Incoming
     width: int
     drafted: int
     logprobs: tuple[TokenLogprobs | None, ...] = ()

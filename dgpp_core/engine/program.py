@@ -14,7 +14,7 @@ from dgpp_core.api import Confident, Drafter, Model, State, StepBatch
 from dgpp_core.engine.registers import Registers
 from dgpp_core.ops.forbid import forbid
 from dgpp_core.ops.pick import greedy
-from dgpp_core.ops.step import GatheredRows, commit, gather, with_values
+from dgpp_core.ops.step import GatheredRows, Outbox, commit, gather, keep_drafts, rows_of, with_values
 
 Judge = Callable[[Tensor, int], Tensor]
 
@@ -46,6 +46,7 @@ class DecodeProgram:
 
     Attributes:
         samples: whether the device can sample, to the bit as the host's sampler does.
+        posts: whether `commit` can leave all of its results in an outbox: not what comes after them.
         judge: for measuring: how many drafts stand, given lengths ``[B]`` and depth, in place of what the picks say.
     """
 
@@ -53,6 +54,7 @@ class DecodeProgram:
         self.model, self.drafter, self.pools, self.registers = model, drafter, pools, registers
         self.judge: Judge | None = None
         self.samples = False
+        self.posts = not isinstance(drafter, Confident)
 
     def verify(self, slots: Tensor, width: int, max_length: int) -> Verified:
         """Run ``width`` rows for each of ``slots``: its newest token and its drafts.
@@ -106,8 +108,11 @@ class DecodeProgram:
 
         sample(logits, picked, slots, positions, self.registers.ways)
 
-    def commit(self, step: Verified) -> Tensor:
+    def commit(self, step: Verified, outbox: Outbox | None = None) -> Tensor:
         """Make ``step.picked`` up to the first wrong draft the requests' own, and draft anew.
+
+        Args:
+            outbox: gets the results on their way, without how sure the drafter is.
 
         Returns:
             `dgpp_core.ops.step.CommittedRows.results`, int64 ``[B, width + 3]``, and behind them how sure the drafter
@@ -117,7 +122,7 @@ class DecodeProgram:
         judged = None if self.judge is None else self.judge(batch.lengths, batch.counts[0] - 1)
         done = commit(
             batch.slots, step.rows, step.picked, step.fine, held.lengths, held.candidates, held.last_tokens,
-            judged=judged,
+            judged=judged, outbox=outbox,
         )  # fmt: skip
         if self.drafter is not None:
             own = self.drafter.observe(batch, step.hidden, step.picked, self.pools)
@@ -125,7 +130,7 @@ class DecodeProgram:
                 done.tokens, done.positions, batch.slots, batch.block_tables, batch.candidates, batch.max_length,
                 batch.places,
             )  # fmt: skip
-            sure = self.draft(self.drafter, tail, own[done.rows], done.last)
+            sure = self.draft(self.drafter, tail, rows_of(own, done.rows), done.last)
             if sure is not None:
                 return with_values(done.results, sure)
         return done.results
@@ -143,9 +148,10 @@ class DecodeProgram:
         """
         held, sure = self.registers.drafts, None
         if isinstance(drafter, Confident):
-            held[tail.slots], sure = drafter.drafted(tail, own, tokens, held.shape[1], self.pools)
+            drafts, sure = drafter.drafted(tail, own, tokens, held.shape[1], self.pools)
         else:
-            held[tail.slots] = drafter.propose(tail, own, tokens, held.shape[1], self.pools)
+            drafts = drafter.propose(tail, own, tokens, held.shape[1], self.pools)
+        keep_drafts(held, tail.slots, drafts)
         return sure
 
 

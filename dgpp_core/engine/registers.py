@@ -38,7 +38,8 @@ class Registers:
 
     def begin(self, slot: int, length: int) -> None:
         """A slot's request starts with ``length`` tokens in its state."""
-        self.lengths[slot], self.candidates[slot] = length, 0
+        self.lengths[slot].fill_(length)  # assigning a number would wait for all that the device has queued
+        self.candidates[slot].zero_()
 
     def extend(self, slot: int, at: int, blocks: Tensor) -> None:
         """Blocks of a slot's table from entry ``at`` on."""

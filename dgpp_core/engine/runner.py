@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.engine.program import DecodeProgram
-from dgpp_core.engine.transfer import upload
+from dgpp_core.engine.transfer import Download, Incoming, upload
 
 
 class Step(Protocol):
@@ -33,10 +33,10 @@ class Step(Protocol):
         """Let the device pick for the slots that sample; see `DecodeProgram.sample`."""
         ...
 
-    def commit(self, picked: Tensor | None) -> Tensor:
+    def commit(self, picked: Tensor | None) -> Incoming:
         """Finish the step with the host's picks of every live row, or with the device's; see `DecodeProgram.commit`.
 
-        The returned rows, one a live segment, may be overwritten by the next step.
+        What it gives has a row a live segment.
         """
         ...
 
@@ -46,6 +46,10 @@ class Runner(Protocol):
 
     def verify(self, slots: Sequence[int], depth: int, max_length: int) -> Step:
         """The first half of a step; does not wait for the device."""
+        ...
+
+    def step(self, slots: Sequence[int], depth: int, max_length: int, *, sampled: bool) -> Incoming:
+        """A step that needs nothing of the host: the device picks, ``sampled`` where any of the slots samples."""
         ...
 
 
@@ -70,10 +74,10 @@ class EagerStep:
         step = self._step
         self._program.sample(step.logits, step.picked, step.batch.slots, step.batch.positions)
 
-    def commit(self, picked: Tensor | None) -> Tensor:
+    def commit(self, picked: Tensor | None) -> Incoming:
         if picked is not None:
             self._step.picked.copy_(picked)
-        return self._program.commit(self._step)
+        return Download(self._program.commit(self._step))
 
 
 class EagerRunner:
@@ -85,3 +89,10 @@ class EagerRunner:
     def verify(self, slots: Sequence[int], depth: int, max_length: int) -> Step:
         """See `Runner`."""
         return EagerStep(self._program, upload(slots, self._device), depth + 1, max_length)
+
+    def step(self, slots: Sequence[int], depth: int, max_length: int, *, sampled: bool) -> Incoming:
+        """See `Runner`."""
+        step = self.verify(slots, depth, max_length)
+        if sampled:
+            step.sample()
+        return step.commit(None)

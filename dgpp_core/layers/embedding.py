@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import Bus, Shard
-from dgpp_core.ops.residual import embed_norm
+from dgpp_core.ops.residual import draft_input, embed_norm
 
 
 class Embedding:
@@ -40,7 +40,17 @@ class Embedding:
 
     def normed(self, tokens: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The residual stream's beginning and its norm: see `dgpp_core.ops.residual.embed_norm`."""
+        return embed_norm(*self._whole(tokens), weight, eps, dtype)
+
+    def beside(
+        self, tokens: Tensor, hidden: Tensor, weight: Tensor, hidden_weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> Tensor:
+        """Normed vectors of ``tokens`` beside normed ``hidden``: see `dgpp_core.ops.residual.draft_input`."""
+        return draft_input(*self._whole(tokens), hidden, weight, hidden_weight, eps, dtype)
+
+    def _whole(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """A table that has all of the tokens' vectors, and where."""
         if not self.divided:
-            return embed_norm(self.table, tokens, weight, eps, dtype)
+            return self.table, tokens
         rows = self[tokens]
-        return embed_norm(rows, torch.arange(len(rows), device=rows.device), weight, eps, dtype)
+        return rows, torch.arange(len(rows), device=rows.device)

@@ -73,7 +73,8 @@ def row_segments(batch: StepBatch) -> Tensor:
     rows, device = sum(batch.counts), batch.tokens.device
     if batch.uniform is not None:
         return torch.div(torch.arange(rows, device=device), batch.uniform, rounding_mode="floor")
-    segments, counts = torch.arange(len(batch.counts), device=device), torch.tensor(batch.counts, device=device)
+    counts = torch.tensor(batch.counts, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    segments = torch.arange(len(batch.counts), device=device)
     return torch.repeat_interleave(segments, counts, output_size=rows)
 
 

@@ -38,3 +38,28 @@ def embed_norm(table: Tensor, tokens: Tensor, weight: Tensor, eps: float, dtype:
         return embedding.embed_norm(table, tokens, weight, eps, dtype)
     residual = F.embedding(tokens, table).float()
     return residual, rms_norm(residual, weight, eps, dtype)
+
+
+def draft_input(
+    table: Tensor,
+    tokens: Tensor,
+    hidden: Tensor,
+    embed_weight: Tensor,
+    hidden_weight: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """What a draft layer mixes: the norm of rows ``tokens`` of ``table`` beside that of ``hidden``, ``[M, 2 H]``.
+
+    Args:
+        tokens: int64 ``[M]``.
+        hidden: ``[M, H]``.
+        embed_weight, hidden_weight: ``[H]``, of the norms.
+        dtype: of the result.
+    """
+    if table.is_cuda:
+        from dgpp_core.ops.kernels import embedding
+
+        return embedding.draft_input(table, tokens, hidden, embed_weight, hidden_weight, eps, dtype)
+    embedded = rms_norm(F.embedding(tokens, table), embed_weight, eps, dtype)
+    return torch.cat((embedded, rms_norm(hidden, hidden_weight, eps, dtype)), dim=-1)

@@ -49,6 +49,18 @@ class CommittedRows(msgspec.Struct, frozen=True, eq=False):
     last: Tensor
 
 
+class Outbox(msgspec.Struct, frozen=True, eq=False):
+    """Page-locked host memory to which a GPU writes what a step came to: no copy stands between two steps.
+
+    Attributes:
+        rows: int64 ``[N, B, W + 4]``, of the N newest steps: a row of `CommittedRows.results` and the step's number.
+        turns: int64 ``[B]`` on the device, the number of the next step, the same for all segments.
+    """
+
+    rows: Tensor
+    turns: Tensor
+
+
 def gather(
     slots: Tensor,
     lengths: Tensor,
@@ -87,6 +99,7 @@ def commit(
     last_tokens: Tensor,
     *,
     judged: Tensor | None = None,
+    outbox: Outbox | None = None,
 ) -> CommittedRows:
     """Make the picks up to the first wrong draft the slots' own.
 
@@ -96,13 +109,16 @@ def commit(
         fine: bool ``[B * W]``, whether the row's logits are sound.
         lengths, candidates, last_tokens: int64 ``[slots + 1]``; updated.
         judged: int64 ``[B]``, how many drafts stand, in place of what the picks say.
+        outbox: gets the results too; on a GPU.
     """
     inert = len(lengths) - 1
     if slots.is_cuda:
         from dgpp_core.ops.kernels import step
 
         return CommittedRows(
-            *step.commit(slots, rows.starts, rows.tokens, picked, fine, judged, lengths, candidates, last_tokens, inert)
+            *step.commit(
+                slots, rows.starts, rows.tokens, picked, fine, judged, lengths, candidates, last_tokens, inert, outbox
+            )
         )
     chosen, guessed = picked.view(len(slots), -1), rows.tokens.view(len(slots), -1)
     width = chosen.shape[1]
@@ -117,6 +133,25 @@ def commit(
     results = pack(chosen, accepted, fine.view(len(slots), width), rows.starts)
     stood = torch.arange(len(slots)) * width + accepted
     return CommittedRows(results, stood, rows.tokens[stood], rows.positions[stood], last)
+
+
+def rows_of(x: Tensor, rows: Tensor) -> Tensor:
+    """``[B, ...]``: rows int64 ``[B]`` of ``x`` ``[R, ...]``."""
+    if x.is_cuda:
+        from dgpp_core.ops.kernels import step
+
+        return step.rows_of(x, rows)
+    return x[rows]
+
+
+def keep_drafts(held: Tensor, slots: Tensor, drafts: Tensor) -> None:
+    """Make int64 ``drafts`` ``[B, depth]`` rows ``slots`` of ``held``; the inert slot's row means nothing."""
+    if held.is_cuda:
+        from dgpp_core.ops.kernels import step
+
+        step.keep_drafts(held, slots, drafts)
+    else:
+        held[slots] = drafts
 
 
 def pack(tokens: Tensor, accepted: Tensor, fine: Tensor, lengths: Tensor) -> Tensor:

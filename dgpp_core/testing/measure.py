@@ -115,7 +115,7 @@ def measure_decode(
         ConfigError: the engine cannot serve what is measured.
     """
     engine, width = world.engine, world.engine.depth + 1
-    most = width * (runs * steps + 2 * WARM_STEPS + 4)
+    most = width * ((runs + 1) * steps + 2 * WARM_STEPS + 4)
     prompt = max(1, context - (runs * steps + WARM_STEPS) // 2)
     requests = [world.submit(prompt_of(world, prompt, number), most, use_cache=False) for number in range(streams)]
     for _ in range(TICKS_TO_START):
@@ -128,16 +128,11 @@ def measure_decode(
     for _ in range(WARM_STEPS):
         world.tick()
     reads = _reads_of_a_step(world)
-    clock_of_steps = _attach(world)
-    times, idle = [], []
     before = sum(len(world.replies[request].tokens) for request in requests)
-    for _ in range(runs):
-        times.append(_run(world, clock, steps))
-        if clock_of_steps is not None:
-            idle.append(clock_of_steps.idle_ms())
+    times = [_run(world, clock, steps) for _ in range(runs)]
     committed = sum(len(world.replies[request].tokens) for request in requests) - before
+    host_ms = _host_ms(world, clock, steps)
     _require(world, requests, "")
-    _detach(world)
     world.tick(cancels=requests)
     world.run()
     seconds = statistics.median(times)
@@ -152,7 +147,7 @@ def measure_decode(
         experts=mean_chosen(reads),
         floor_ms=need / bandwidth * 1e3,
         share=need / bandwidth / seconds,
-        host_ms=statistics.median(idle) if idle else None,
+        host_ms=host_ms,
         tokens_per_step=committed / (runs * steps * streams),
         runs_ms=tuple(time * 1e3 for time in times),
     )
@@ -235,17 +230,17 @@ def _reads_of_a_step(world: World) -> list[Read]:
     return reads
 
 
-def _attach(world: World) -> StepClock | None:
+def _host_ms(world: World, clock: Clock, steps: int) -> float | None:
+    """`Decode.host_ms`, from steps of their own: marking a step's ends takes time of the device."""
     runner = world.engine.runner
     if not isinstance(runner, StaticRunner) or world.engine.device.type != "cuda":
         return None
-    runner.mark = StepClock()
-    return runner.mark
-
-
-def _detach(world: World) -> None:
-    if isinstance(world.engine.runner, StaticRunner):
-        world.engine.runner.mark = None
+    runner.mark = marks = StepClock()
+    try:
+        _run(world, clock, steps)
+    finally:
+        runner.mark = None
+    return marks.idle_ms()
 
 
 def _synchronise(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.cli.synth import in_format
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.compiles import CompileCounter
-from dgpp_core.engine.operations import Begin, Decode, Prefill, Release
+from dgpp_core.engine.operations import Begin, Decode, Operation, Prefill, Release
+from dgpp_core.engine.pending import Pending
 from dgpp_core.engine.rehearsal import rehearse, warm
+from dgpp_core.engine.transfer import KEPT_STEPS, Post
 from dgpp_core.host.loading import LoadedModel, load_plugins
 from dgpp_core.sampling.params import GREEDY, SamplingParams
 from dgpp_core.testing.matrix import Axes, exactness_matrix
@@ -47,6 +50,16 @@ def uncaptured(made: tuple[LoadedModel, Path], depth: int) -> World:
 @pytest.fixture(scope="module")
 def made(toy: LoadedModel, toy_checkpoint: Path) -> tuple[LoadedModel, Path]:
     return toy, toy_checkpoint
+
+
+@pytest.fixture(scope="module")
+def glm47(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
+    """A small one in NVFP4: all of its layers have kernels."""
+    pytest.importorskip("dgpp_glm")
+    model, folder = load_plugins(environ={}).model("glm47"), tmp_path_factory.mktemp("glm47")
+    raw = in_format(model.spec, model.spec.tiny_config, "nvfp4")[0]
+    synthesise(model.spec, model.bindings(model.read_config(raw)), raw, folder, seed=4)
+    return model, folder
 
 
 def replies(which: World, params: SamplingParams, company: int) -> list[Reply]:
@@ -118,6 +131,50 @@ def test_a_launch_does_not_wait_for_the_device(made: tuple[LoadedModel, Path]) -
     assert not blocked.query(), "the launch returned after the device was done"  # type: ignore[no-untyped-call]
     assert len(pending.wait().slots[0].tokens) == 1
     engine.execute(2, [Release(0)])
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_prompts_and_steps_are_launched_without_waiting(
+    glm47: tuple[LoadedModel, Path], depth: int, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever would make the host wait for the device is an error while operations are launched."""
+    which = world(glm47, depth, static=True)
+    wanted, launch = replies(which, params, 3), which.engine.launch
+
+    def watched(tick: int, operations: Sequence[Operation]) -> Pending:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(tick, operations)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(which.engine, "launch", watched)
+    assert [reply.tokens for reply in replies(which, params, 3)] == [reply.tokens for reply in wanted]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_results_that_nobody_has_read_are_not_overwritten(made: tuple[LoadedModel, Path], depth: int) -> None:
+    """More steps are launched than an outbox holds, and read when all are done."""
+    unread, steps = world(made, depth, static=True).engine, 2 * KEPT_STEPS + 1
+    reading = world(made, depth, static=True).engine
+    begin = [Begin(0, 0, (1, 2, 3), GREEDY, -1, (1,), 0), Prefill(0, 0, 3, True)]
+    wanted = [reading.execute(0, begin)] + [reading.execute(1 + n, [Decode((0,), depth)]) for n in range(steps)]
+    pending = [unread.launch(0, begin)] + [unread.launch(1 + n, [Decode((0,), depth)]) for n in range(steps)]
+    assert [late.wait().slots[0].tokens for late in pending] == [each.slots[0].tokens for each in wanted]
+
+
+def test_results_of_another_step_are_refused(made: tuple[LoadedModel, Path]) -> None:
+    engine = world(made, 0, static=True).engine
+    engine.execute(0, [Begin(0, 0, (1, 2, 3), GREEDY, -1, (1,), 0), Prefill(0, 0, 3, True)])
+    pending = engine.launch(1, [Decode((0,), 0)])
+    incoming = pending.parts[0].download
+    assert isinstance(incoming, Post)
+    torch.cuda.synchronize()
+    with torch.inference_mode():
+        incoming._rows += 1
+    with pytest.raises(EngineError, match="not in their place"):
+        pending.wait()
 
 
 def test_nothing_is_compiled_after_warming(made: tuple[LoadedModel, Path]) -> None:

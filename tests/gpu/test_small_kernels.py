@@ -8,6 +8,9 @@ pytest.importorskip("triton", reason="Triton is there on Linux only")
 from dgpp_core.ops.kernels.embedding import draft_input, embed_norm
 from dgpp_core.ops.kernels.norms import residual_norm, rms_norm
 from dgpp_core.ops.kernels.pick import CANDIDATES, candidates, greedy
+from dgpp_core.ops.kernels.sample import sample
+from dgpp_core.sampling.device import sampled_row, table
+from dgpp_core.sampling.params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
@@ -91,6 +94,22 @@ def test_greedy(vocab: int) -> None:
     for row in range(20):
         alone = greedy(logits[row : row + 1])
         assert (alone[0][0], alone[1][0]) == (tokens[row], fine[row])
+
+
+@pytest.mark.parametrize("vocab", [128, 500, 49152, 151000])
+def test_of_a_row_without_numbers_a_token_is_picked_all_the_same(vocab: int) -> None:
+    logits = torch.full((2, vocab), float("nan"), device=GPU)
+    tokens, fine = greedy(logits)
+    assert tokens.tolist() == [0, 0]
+    assert not fine.any()
+    assert candidates(logits).tokens.tolist() == [list(range(CANDIDATES))] * 2
+    picked, positions = tokens.clone(), torch.arange(2, device=GPU)
+    slots = torch.zeros_like(picked[:1])
+    ways = table(1, GPU)
+    for way in (SamplingParams(seed=3), SamplingParams(seed=3, top_k=200), SamplingParams(seed=3, top_p=0.4)):
+        ways[0] = torch.tensor(sampled_row(way, vocab), device=GPU)
+        sample(logits, picked, slots, positions, ways)
+        assert ((picked >= 0) & (picked < vocab)).all()
 
 
 @pytest.mark.parametrize("vocab", [128, 512, 49152, 151552])

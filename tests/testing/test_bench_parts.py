@@ -93,6 +93,8 @@ def test_first_drafts_stand_at_the_rate_that_was_asked_for(rate: float, depth: i
         length = length + 1 + accepted
         assert 0 <= accepted <= depth
     assert first / steps == pytest.approx(rate, abs=0.04)
+    lengths = torch.arange(0, 4000, 7)
+    assert torch.equal(judge(lengths, depth), judge.stand(lengths, depth))
 
 
 @pytest.mark.parametrize("rate", [math.nan, -0.1, 1.1, math.inf])

@@ -220,7 +220,8 @@ def chunk_pieces(counts: tuple[int, ...], share: int, lines: int) -> list[tuple[
 @lru_cache(maxsize=64)
 def chunk_work(counts: tuple[int, ...], share: int, lines: int, device: torch.device) -> Tensor:
     """`chunk_pieces` as an int32 tensor on ``device``; the same for every layer of a step."""
-    return torch.tensor(chunk_pieces(counts, share, lines), dtype=torch.int32).to(device, non_blocking=True)
+    pieces = torch.tensor(chunk_pieces(counts, share, lines), dtype=torch.int32, pin_memory=device.type == "cuda")
+    return pieces.to(device, non_blocking=True)
 
 
 def place_meta(shape: HeadShape) -> dict[str, Any]:

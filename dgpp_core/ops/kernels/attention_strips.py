@@ -38,7 +38,7 @@ from dgpp_core.ops.kernels.heads import HeadShape
 WARPS = 4
 STRIP = 16
 """Keys of a warp at a time."""
-LEAST = 2
+LEAST = 1
 """Strips a warp of the smallest part."""
 block_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 

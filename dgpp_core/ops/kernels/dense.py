@@ -127,7 +127,7 @@ class CudaLinear:
 
     def _decode(self, out: Tensor, x: Tensor, cut: Plan) -> None:
         rows, columns = self.shape
-        meta = cut.meta(rows, columns, wide=len(x) > 8)
+        meta = cut.meta(rows, columns, len(x))
         grid = (-(-len(x) // meta["COLUMNS"]), rows // (16 * meta["R"]), cut.splits)
         _DECODE[self.form][grid](*fields_of(self._packed), words(x), out, len(x), **meta)
 

@@ -216,6 +216,7 @@ def dense_bf12(
     AHEAD: gl.constexpr,
     SPLITS: gl.constexpr,
     GATED: gl.constexpr,
+    CACHE: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """``out[s, m, n]`` = x[m] · weights[n] over split s of K, or gated ``out[m, channel]``.
@@ -237,8 +238,8 @@ def dense_bf12(
     B: gl.constexpr = base_layout(W, R)
     tile = tile_of(program, gl.arange(0, R, gl.SliceLayout(1, B)), R, TILES, GATED)
     base = gl.load(bases + tile[:, None] * 16 + gl.arange(0, 16, gl.SliceLayout(0, B))[None, :])
-    sign_slots = first_slots(sign_pointers, AHEAD, BYTE_WORDS, ".cg")
-    code_slots = first_slots(code_pointers, AHEAD, CODE_WORDS, ".cg")
+    sign_slots = first_slots(sign_pointers, AHEAD, BYTE_WORDS, CACHE)
+    code_slots = first_slots(code_pointers, AHEAD, CODE_WORDS, CACHE)
     entry_slots = first_slots(entry_pointers, AHEAD, 1, "")
     pdl_launch(PDL)
     pdl_wait(PDL)
@@ -249,8 +250,8 @@ def dense_bf12(
         now = gl.load(xs + d * 64)
         a = decode_bf12(sign_slots[0], code_slots[0], base, entry_slots[0], exceptions, W, R)
         total = mma_v2(a, activation_operand(now, W, COLUMNS), total)
-        sign_slots = next_slots(sign_slots, sign_pointers, d, AHEAD, SLOTS, BYTE_WORDS, ".cg")
-        code_slots = next_slots(code_slots, code_pointers, d, AHEAD, SLOTS, CODE_WORDS, ".cg")
+        sign_slots = next_slots(sign_slots, sign_pointers, d, AHEAD, SLOTS, BYTE_WORDS, CACHE)
+        code_slots = next_slots(code_slots, code_pointers, d, AHEAD, SLOTS, CODE_WORDS, CACHE)
         entry_slots = next_slots(entry_slots, entry_pointers, d, AHEAD, SLOTS, 1, "")
     finish(out, gl.sum(total, 0), program, split, column, M, N, R, COLUMNS, GATED)
 

@@ -41,6 +41,7 @@ def dense_bf16(
     AHEAD: gl.constexpr,
     SPLITS: gl.constexpr,
     GATED: gl.constexpr,
+    CACHE: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """``out[s, m, n]`` = x[m] · weights[n] over split s of K, or gated ``out[m, channel]``.
@@ -54,7 +55,7 @@ def dense_bf16(
     SLOTS: gl.constexpr = WARP_K // 128
     part = weights + split * (WARP_K * W * 8)
     pointers = slot_pointers(part, program, K * 8, WARP_K * 8, SLOT_WORDS, W, R, N // 16, GATED)
-    slots = first_slots(pointers, AHEAD, SLOT_WORDS, ".cg")
+    slots = first_slots(pointers, AHEAD, SLOT_WORDS, CACHE)
     pdl_launch(PDL)
     pdl_wait(PDL)
     rows = activation_columns(column, M, W, COLUMNS)
@@ -66,7 +67,7 @@ def dense_bf16(
         a = bf16_pairs(slots[0].reshape([W, R, 2, 2, 2, 8, 4, 2, 2]))  # W R c r jj g q jl h i
         a = operand_a(a.permute([0, 1, 3, 5, 2, 4, 7, 8, 6, 9]), W, R * 16, 128)
         total = mma_v2(a, activation_operand(now, W, COLUMNS), total)
-        slots = next_slots(slots, pointers, d, AHEAD, SLOTS, SLOT_WORDS, ".cg")
+        slots = next_slots(slots, pointers, d, AHEAD, SLOTS, SLOT_WORDS, CACHE)
         now = then
     finish(out, gl.sum(total, 0), program, split, column, M, N, R, COLUMNS, GATED)
 

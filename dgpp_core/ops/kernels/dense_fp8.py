@@ -76,6 +76,7 @@ def dense_fp8(
     AHEAD: gl.constexpr,
     SPLITS: gl.constexpr,
     GATED: gl.constexpr,
+    CACHE: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """``out[s, m, n]`` = x[m] · weights[n] over split s of K, or gated ``out[m, channel]``.
@@ -90,7 +91,7 @@ def dense_fp8(
     L: gl.constexpr = mma_layout(W)
     part = weights + split * (WARP_K * W * 4)
     pointers = slot_pointers(part, program, K * 4, WARP_K * 4, SLOT_WORDS, W, R, N // 16, GATED)
-    slots = first_slots(pointers, AHEAD, SLOT_WORDS, ".cg")
+    slots = first_slots(pointers, AHEAD, SLOT_WORDS, CACHE)
     w = gl.arange(0, W, gl.SliceLayout(1, gl.SliceLayout(2, L)))[:, None]
     r = gl.arange(0, R * 16, gl.SliceLayout(0, gl.SliceLayout(2, L)))[None, :] // 16
     tiles = tile_of(program, r if R > 1 else r * 0, R, N // 16, GATED)
@@ -107,7 +108,7 @@ def dense_fp8(
         zero = gl.zeros([W, R * 16, COLUMNS], gl.float32, L)
         product = mma_v2(decode_fp8(slots[0], W, R), interleaved_activations(now, W, COLUMNS), zero)
         total += product * scale[:, :, None]
-        slots = next_slots(slots, pointers, d, AHEAD, SLOTS, SLOT_WORDS, ".cg")
+        slots = next_slots(slots, pointers, d, AHEAD, SLOTS, SLOT_WORDS, CACHE)
         now, scale = then, next_scale
     finish(out, gl.sum(total, 0), program, split, column, M, N, R, COLUMNS, GATED)
 

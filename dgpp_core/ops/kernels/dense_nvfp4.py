@@ -136,6 +136,7 @@ def nvfp4_product(
     R: gl.constexpr,
     COLUMNS: gl.constexpr,
     AHEAD: gl.constexpr,
+    CACHE: gl.constexpr,
 ):
     """``[16 R, COLUMNS]`` float32 in units of 2^-8 and the matrix's multiplier: the product over all warps' slots.
 
@@ -148,8 +149,8 @@ def nvfp4_product(
     for d in gl.static_range(SLOTS):
         then = gl.load(xs + (d + 1) * 64) if d + 1 < SLOTS else now
         total = nvfp4_slot(total, first_codes[0], first_scales[0], now, W, R, COLUMNS)
-        first_codes = next_slots(first_codes, codes, d, AHEAD, SLOTS, CODE_WORDS, ".cg")
-        first_scales = next_slots(first_scales, scales, d, AHEAD, SLOTS, SCALE_WORDS, ".cg")
+        first_codes = next_slots(first_codes, codes, d, AHEAD, SLOTS, CODE_WORDS, CACHE)
+        first_scales = next_slots(first_scales, scales, d, AHEAD, SLOTS, SCALE_WORDS, CACHE)
         now = then
     return gl.sum(total, 0)
 
@@ -170,6 +171,7 @@ def dense_nvfp4(
     AHEAD: gl.constexpr,
     SPLITS: gl.constexpr,
     GATED: gl.constexpr,
+    CACHE: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """``out[s, m, n]`` = x[m] · weights[n] over split s of K, or gated ``out[m, channel]``.
@@ -185,15 +187,15 @@ def dense_nvfp4(
     code_part, scale_part = codes + split * (WARP_K * W * 2), scales + split * (WARP_K * W // 4)
     code_pointers = slot_pointers(code_part, program, K * 2, WARP_K * 2, CODE_WORDS, W, R, N // 16, GATED)
     scale_pointers = slot_pointers(scale_part, program, K // 4, WARP_K // 4, SCALE_WORDS, W, R, N // 16, GATED)
-    first_codes = first_slots(code_pointers, AHEAD, CODE_WORDS, ".cg")
-    first_scales = first_slots(scale_pointers, AHEAD, SCALE_WORDS, ".cg")
+    first_codes = first_slots(code_pointers, AHEAD, CODE_WORDS, CACHE)
+    first_scales = first_slots(scale_pointers, AHEAD, SCALE_WORDS, CACHE)
     r = gl.arange(0, R * 16, gl.SliceLayout(1, gl.SliceLayout(0, mma_layout(W)))) // 16
     multiplier = gl.load(multipliers + tile_of(program, r, R, N // 16, GATED))
     pdl_launch(PDL)
     pdl_wait(PDL)
     rows = activation_columns(column, M, W, COLUMNS)
     xs = activation_pointers(x + split * (WARP_K * W // 2), rows, K, WARP_K, W, COLUMNS)
-    y = nvfp4_product(code_pointers, scale_pointers, first_codes, first_scales, xs, SLOTS, W, R, COLUMNS, AHEAD)
+    y = nvfp4_product(code_pointers, scale_pointers, first_codes, first_scales, xs, SLOTS, W, R, COLUMNS, AHEAD, CACHE)
     finish(out, y * multiplier[:, None], program, split, column, M, N, R, COLUMNS, GATED)
 
 

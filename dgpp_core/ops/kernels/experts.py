@@ -215,7 +215,8 @@ def _of_part(part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _decode_options(top_k: int, experts: int, shared: bool, rows: int, pdl: bool) -> dict[str, Any]:
     picks = triton.next_power_of_2(max(rows * top_k, 128))
     options = {"P": picks, "TOPK": top_k, "E": experts, "SHARED": shared, "ONE": rows == 1, "PDL": int(pdl)}
-    return {**options, "launch_pdl": pdl, "maxnreg": _REGISTERS}
+    # Of more rows than a tile has columns, some experts are read again.
+    return {**options, "CACHE": "once" if picks <= 128 else ".cg", "launch_pdl": pdl, "maxnreg": _REGISTERS}
 
 
 def _gate_up_options(hidden: int, inner: int, limit: float | None = None) -> dict[str, Any]:

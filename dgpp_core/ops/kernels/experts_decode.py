@@ -123,6 +123,7 @@ def decode_gate_up(
     W: gl.constexpr,
     D: gl.constexpr,
     ONE: gl.constexpr,
+    CACHE: gl.constexpr,
     PDL: gl.constexpr,
     FETCH: gl.constexpr,
     LIMIT: gl.constexpr,
@@ -156,12 +157,12 @@ def decode_gate_up(
         up_multiplier = gl.load(multipliers + entry * (I // 8) + I // 16 + t)
         last = -1
         for base in range(0, total, COLUMNS):
-            first_codes = first_slots(wc, D, CODE_WORDS, ".cg")
-            first_scales = first_slots(ws, D, SCALE_WORDS, ".cg")
+            first_codes = first_slots(wc, D, CODE_WORDS, CACHE)
+            first_scales = first_slots(ws, D, SCALE_WORDS, CACHE)
             rows, last = next_picks(mine, last, total, a, base, picks, M, shared_row, LN, ONE)
             source = gl.where(shared, rows - shared_row, rows // TOPK)
             x = activation_pointers(xp, source, K, KW, W, COLUMNS)
-            y = nvfp4_product(wc, ws, first_codes, first_scales, x, KW // 128, W, 2, COLUMNS, D)
+            y = nvfp4_product(wc, ws, first_codes, first_scales, x, KW // 128, W, 2, COLUMNS, D, CACHE)
             gate, up = gl.split(y.reshape([2, 16, COLUMNS]).permute([1, 2, 0]))
             LO: gl.constexpr = gate.type.layout
             gate, up = limited(gate * gate_multiplier, up * up_multiplier, LIMIT)
@@ -193,6 +194,7 @@ def decode_down(
     R: gl.constexpr,
     D: gl.constexpr,
     ONE: gl.constexpr,
+    CACHE: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """y[row] = down h[row], float32, of R tiles of 16 outputs.
@@ -215,12 +217,12 @@ def decode_down(
         ws = scales + entry * (N * K // 64)
         last = -1
         for base in range(0, total, COLUMNS):
-            first_codes = first_slots(wc, D, CODE_WORDS, ".cg")
-            first_scales = first_slots(ws, D, SCALE_WORDS, ".cg")
+            first_codes = first_slots(wc, D, CODE_WORDS, CACHE)
+            first_scales = first_slots(ws, D, SCALE_WORDS, CACHE)
             rows, last = next_picks(mine, last, total, a, base, picks, M, shared_row, LN, ONE)
             pdl_wait(PDL)
             x = activation_pointers(hp, rows, K, KW, W, COLUMNS)
-            y = nvfp4_product(wc, ws, first_codes, first_scales, x, KW // 128, W, R, COLUMNS, D)
+            y = nvfp4_product(wc, ws, first_codes, first_scales, x, KW // 128, W, R, COLUMNS, D, CACHE)
             LO: gl.constexpr = y.type.layout
             output = gl.arange(0, R * 16, gl.SliceLayout(1, LO))
             y = y * gl.load(multipliers + entry * (N // 16) + t * R + output // 16)[:, None]

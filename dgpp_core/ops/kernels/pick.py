@@ -35,6 +35,12 @@ def _ranked(value, index):
 
 
 @triton.jit
+def _ranked_ids(value, index, V: tl.constexpr):
+    """`_ranked`, below everything from id V on: where all of a row is NaN, what is picked is still a token's id."""
+    return tl.where(index < V, _ranked(value, index), -9223372036854775808)
+
+
+@triton.jit
 def _value_of(ranked):
     """The value in `_ranked`; a NaN comes back as one."""
     ordered = (ranked >> 32).to(tl.int32)
@@ -60,7 +66,7 @@ def chunk_peaks(logits, ranks, sound, V: tl.constexpr, CHUNK: tl.constexpr, CHUN
         gdc_wait()
         gdc_launch_dependents()
     x = tl.load(logits + row.to(tl.int64) * V + i, mask=i < V, other=float("-inf"))
-    tl.store(ranks + row * CHUNKS + chunk, tl.max(_ranked(x, i), 0))
+    tl.store(ranks + row * CHUNKS + chunk, tl.max(_ranked_ids(x, i, V), 0))
     tl.store(sound + row * CHUNKS + chunk, tl.min((x < float("inf")).to(tl.int32), 0))
 
 
@@ -109,7 +115,7 @@ def chunk_candidates(
     tl.store(peaks + group, peak)
     tl.store(sums + group, tl.sum(tl.exp(grouped - base[:, None]), 1))
     tl.store(sound + row * CHUNKS + chunk, tl.min((x < float("inf")).to(tl.int32), 0))
-    best = tl.topk(_ranked(x, i), KEPT)
+    best = tl.topk(_ranked_ids(x, i, V), KEPT)
     tl.store(ranks + (row * CHUNKS + chunk) * KEPT + tl.arange(0, KEPT), best)
 
 

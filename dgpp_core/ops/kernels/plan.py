@@ -45,13 +45,14 @@ class Plan(Struct, frozen=True):
     fused: bool = False
     capped: bool = False
 
-    def meta(self, rows: int, columns: int, wide: bool) -> Mapping[str, Any]:
-        """Compile-time arguments of the kernel. ``wide``: 16 columns a tile, for more than 8 rows."""
-        return _decode_meta(self, rows, columns, wide)
+    def meta(self, rows: int, columns: int, m: int) -> Mapping[str, Any]:
+        """Compile-time arguments of the kernel for ``m`` rows of activations: 8 columns a tile, or 16 for more rows."""
+        return _decode_meta(self, rows, columns, m > 8, m > 16)
 
 
 @functools.cache
-def _decode_meta(cut: Plan, rows: int, columns: int, wide: bool) -> Mapping[str, Any]:
+def _decode_meta(cut: Plan, rows: int, columns: int, wide: bool, again: bool) -> Mapping[str, Any]:
+    """``again``: there are several tiles of columns, and each reads the weights."""
     meta = {
         "N": rows,
         "K": columns,
@@ -61,6 +62,7 @@ def _decode_meta(cut: Plan, rows: int, columns: int, wide: bool) -> Mapping[str,
         "AHEAD": cut.ahead[wide],
         "SPLITS": cut.splits,
         "GATED": cut.fused,
+        "CACHE": ".cg" if again else "once",
         "PDL": True,
         "num_warps": cut.warps,
         "launch_pdl": True,
@@ -135,9 +137,8 @@ def binaries(form: Form, shapes: Iterable[tuple[Form, int, int, bool]]) -> Itera
     for other, rows, columns, gated in shapes:
         cut = plan(form, rows, columns, gated)
         if other == form and cut is not None:
-            for wide in (False, True):
-                name = f"{rows}x{columns}{' gated' if cut.fused else ''}, {'more' if wide else '1 to 8'} rows"
-                yield name, cut.meta(rows, columns, wide)
+            for m, which in ((1, "1 to 8"), (16, "9 to 16"), (64, "more")):
+                yield f"{rows}x{columns}{' gated' if cut.fused else ''}, {which} rows", cut.meta(rows, columns, m)
 
 
 def prefill_meta(

@@ -102,7 +102,7 @@ def choose_experts(
 
     The logit is the sum of PARTS partial ones in order. The largest score + bias win, ties go to the lower id. A NaN
     never wins before a number, and an id is always one of an expert: a poisoned row reads no foreign memory. One warp
-    does it all, so its instructions count: what only the chosen need is computed again for them alone.
+    does it all, so its instructions count, and the way to memory and back is taken once.
     """
     LOWEST: tl.constexpr = -3.0e38
     TAKEN: tl.constexpr = -(2**31)
@@ -119,7 +119,8 @@ def choose_experts(
     if SCORE == 1:
         most = tl.max(tl.where(real, z, float("-inf")), 0)
         mass = tl.sum(tl.where(real, tl.exp(z - most), 0.0), 0)
-    v = _score(z, most, mass, SCORE) + b
+    score = _score(z, most, mass, SCORE)
+    v = score + b
     v = tl.where(v == v, tl.maximum(v, LOWEST), LOWEST)
     if GROUPS > 1:
         v = tl.where(_kept_groups(tl.where(real, v, float("-inf")), e, E, GROUPS, KEPT, GP), v, LOWEST)
@@ -132,7 +133,7 @@ def choose_experts(
         rank = tl.where(e == best, TAKEN, rank)
     slot = tl.sum((picks[None, :] < picks[:, None]).to(tl.int32), 1)
     chosen = j < TOPK
-    weight = _score(_logit(logits, m, picks, chosen, M, E, PARTS), most, mass, SCORE)
+    weight = tl.gather(score, tl.minimum(picks, EP - 1), 0)
     if NORMALISE:
         weight = weight / (tl.sum(tl.where(chosen, weight, 0.0), 0) + 1e-20)
     tl.store(weights + m * TOPK + slot, weight * scale, mask=chosen)

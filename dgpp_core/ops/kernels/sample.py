@@ -203,14 +203,14 @@ def choose_tokens(
                 mass = _above(logits, weights, row, rank, least, False, V, BLOCK)
             goal = _target(mass, row_of, position) + 1
             token = _index_of(_highest(logits, weights, row, goal, least, False, V, BLOCK)).to(tl.int64)
-        tl.store(picked + row, token)
+        tl.store(picked + row, tl.minimum(tl.maximum(token, 0), V - 1))  # of a row of NaN the searches find no id
 
 
 def sample(logits: Tensor, picked: Tensor, slots: Tensor, positions: Tensor, ways: Tensor) -> None:
     """Replace the picks of rows whose slot samples; the others keep theirs.
 
     Args:
-        logits: float32 ``[R, V]``, contiguous; rows that are not sound give any token.
+        logits: float32 ``[R, V]``, contiguous; rows that are not sound give any token of the vocabulary.
         picked: int64 ``[R]``, the likeliest token of each row; updated.
         slots: int64 ``[B]``, of R / B rows each.
         positions: int64 ``[R]``, of the rows; their tokens stand one further.

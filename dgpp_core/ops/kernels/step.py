@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dgpp_core.ops.kernels.cases import CompileCase
+from dgpp_core.ops.step import Outbox
 
 ENTRIES = 1024
 """Block table entries that one program copies."""
@@ -63,6 +64,14 @@ def gather_rows(
 
 
 @triton.jit
+def _write_result(row, pick, i, there, accepted, fault, start, WIDTH: tl.constexpr):
+    tl.store(row + i, pick, mask=there)
+    tl.store(row + WIDTH, accepted)
+    tl.store(row + WIDTH + 1, fault)
+    tl.store(row + WIDTH + 2, start)
+
+
+@triton.jit
 def commit_rows(
     slots,
     starts,
@@ -75,13 +84,16 @@ def commit_rows(
     last_tokens,
     results,
     tail,
+    posted,
+    turns,
     INERT: tl.constexpr,
     WIDTH: tl.constexpr,
     SPAN: tl.constexpr,
     JUDGED: tl.constexpr,
+    KEPT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (segments,): see `commit`. SPAN >= WIDTH."""
+    """Grid (segments,): see `commit`. SPAN >= WIDTH; KEPT: steps that ``posted`` holds, 0 where there is none."""
     segment = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, SPAN)
     there = i < WIDTH
@@ -108,11 +120,38 @@ def commit_rows(
     tl.store(tail + segments + segment, tl.load(tokens + segment * WIDTH + accepted))
     tl.store(tail + 2 * segments + segment, start + accepted)
     tl.store(tail + 3 * segments + segment, newest)
-    result = results + segment * (WIDTH + 3)
-    tl.store(result + i, pick, mask=there)
-    tl.store(result + WIDTH, accepted)
-    tl.store(result + WIDTH + 1, fault)
-    tl.store(result + WIDTH + 2, start)
+    if KEPT > 0:
+        turn = tl.load(turns + segment)
+        tl.store(turns + segment, turn + 1)
+        post = posted + ((turn % KEPT) * segments + segment) * (WIDTH + 4)
+        _write_result(post, pick, i, there, accepted, fault, start, WIDTH)
+        tl.store(post + WIDTH + 3, turn)
+    _write_result(results + segment * (WIDTH + 3), pick, i, there, accepted, fault, start, WIDTH)
+
+
+@triton.jit
+def copy_rows(x, rows, out, H: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr):
+    """Grid (B, ceil(H / SPAN)): out ``[B, H]`` are ``rows`` of x ``[R, H]``."""
+    segment = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.load(rows + segment)
+    tl.store(out + segment * H + h, tl.load(x + row * H + h, mask=h < H), mask=h < H)
+
+
+@triton.jit
+def place_drafts(held, slots, drafts, DEPTH: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr):
+    """Grid (B,): row ``slots`` of held ``[., DEPTH]`` are those of drafts ``[B, DEPTH]``."""
+    segment = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, SPAN)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    slot = tl.load(slots + segment)
+    draft = tl.load(drafts + segment * DEPTH + i, mask=i < DEPTH)
+    tl.store(held + slot * DEPTH + i, draft, mask=i < DEPTH)
 
 
 def gather(
@@ -148,6 +187,7 @@ def commit(
     candidates: Tensor,
     last_tokens: Tensor,
     inert: int,
+    outbox: Outbox | None = None,
 ) -> tuple[Tensor, ...]:
     """As `dgpp_core.ops.step.commit`, for CUDA tensors."""
     segments = len(slots)
@@ -156,24 +196,49 @@ def commit(
     tail = slots.new_empty(4, segments)
     commit_rows[(segments,)](
         slots, starts, tokens, picked, fine, starts if judged is None else judged, lengths, candidates, last_tokens,
-        results, tail,
+        results, tail, *((slots, slots) if outbox is None else (outbox.rows, outbox.turns)),
         INERT=inert, WIDTH=width, SPAN=triton.next_power_of_2(width), JUDGED=judged is not None,
-        PDL=True, num_warps=1, launch_pdl=True,
+        KEPT=0 if outbox is None else len(outbox.rows), PDL=True, num_warps=1, launch_pdl=True,
     )  # fmt: skip
     return results, *tail
+
+
+def rows_of(x: Tensor, rows: Tensor) -> Tensor:
+    """As `dgpp_core.ops.step.rows_of`, for CUDA tensors."""
+    out = x.new_empty(len(rows), *x.shape[1:])
+    if out.numel():
+        width = out[0].numel()
+        copy_rows[(len(rows), triton.cdiv(width, ENTRIES))](
+            x.contiguous(), rows, out, H=width, SPAN=ENTRIES, PDL=True, num_warps=4, launch_pdl=True
+        )
+    return out
+
+
+def keep_drafts(held: Tensor, slots: Tensor, drafts: Tensor) -> None:
+    """As `dgpp_core.ops.step.keep_drafts`, for CUDA tensors."""
+    depth = held.shape[1]
+    span = triton.next_power_of_2(max(1, depth))
+    place_drafts[(len(slots),)](
+        held, slots, drafts.contiguous(), DEPTH=depth, SPAN=span, PDL=True, num_warps=1, launch_pdl=True
+    )
 
 
 def compile_cases() -> list[CompileCase]:
     """Steps without drafts and with three."""
     whole, options = torch.int64, {"PDL": True, "launch_pdl": True}
-    cases = []
+    copied = {"H": 5120, "SPAN": ENTRIES, **options, "num_warps": 4}
+    placed = {"DEPTH": 3, "SPAN": 4, **options, "num_warps": 1}
+    cases = [
+        CompileCase("copy_rows 5120", copy_rows, (torch.bfloat16, whole, torch.bfloat16), copied),
+        CompileCase("place_drafts 3", place_drafts, (whole,) * 3, placed),
+    ]
     for width, span, depth in ((1, 1, 0), (4, 4, 3)):
         rows = {"INERT": 16, "WIDTH": width, "SPAN": span}
         table = {"DEPTH": depth, "TABLE": 130, "ENTRIES": ENTRIES}
         cases.append(
             CompileCase(f"gather_rows {width}", gather_rows, (whole,) * 11, rows | table | options | {"num_warps": 4})
         )
-        given = (whole,) * 4 + (torch.bool,) + (whole,) * 6
-        mode = {"JUDGED": False, "num_warps": 1}
+        given = (whole,) * 4 + (torch.bool,) + (whole,) * 8
+        mode = {"JUDGED": False, "KEPT": 4, "num_warps": 1}
         cases.append(CompileCase(f"commit_rows {width}", commit_rows, given, rows | mode | options))
     return cases

@@ -10,19 +10,12 @@ import torch
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.embedding import Embedding
 from dgpp_core.layers.stream import Stream
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.norm import rms_norm
 from dgpp_core.ops.pick import greedy
 from dgpp_glm.config import GlmConfig
-
-
-class Rows(Protocol):
-    """A table of token vectors."""
-
-    def __getitem__(self, tokens: Tensor) -> Tensor:
-        """``[M, H]`` of int64 ``[M]``."""
-        ...
 
 
 class Target(Protocol):
@@ -31,7 +24,7 @@ class Target(Protocol):
     dtype: torch.dtype
 
     @property
-    def embed(self) -> Rows:
+    def embed(self) -> Embedding:
         """The embedding."""
         ...
 
@@ -68,8 +61,8 @@ class MtpDrafter(ABC):
     def observe(self, batch: StepBatch, hidden: Tensor, next_tokens: Tensor, state: State) -> Tensor:
         """The draft layer over a step's rows, ``[R, hidden_size]``."""
         dtype = self.target.dtype
-        embedded = rms_norm(self.target.embed[next_tokens], self.embedding_norm, self.eps, dtype)
-        mixed = torch.cat((embedded, rms_norm(hidden, self.hidden_norm, self.eps, dtype)), dim=-1)
+        norms = self.embedding_norm, self.hidden_norm
+        mixed = self.target.embed.beside(next_tokens, hidden, *norms, self.eps, dtype)
         stream = Stream(self.mix.wide(mixed, batch.keep_rows), self.eps, dtype)
         x = self.through_layer(stream, batch, state)
         return x if self.recycle_normed else stream.residual.to(dtype)
@@ -86,7 +79,7 @@ class MtpDrafter(ABC):
             )
             hidden = self.observe(batch, hidden, drafts[-1], state)
             drafts.append(self._pick(hidden))
-        return torch.stack(drafts, dim=1)
+        return torch.stack(drafts, dim=1) if depth > 1 else drafts[0].unsqueeze(1)
 
     def _pick(self, hidden: Tensor) -> Tensor:
         """The likeliest next token of each draft row."""

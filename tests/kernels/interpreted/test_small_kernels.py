@@ -76,6 +76,27 @@ def test_the_largest_logit_and_the_lower_id() -> None:
     assert fine.tolist() == [True] * 4 + [False] * 3
 
 
+def test_of_a_row_without_numbers_a_token_is_picked_all_the_same() -> None:
+    """What comes after the pick looks it up, before the host has seen that the row is not fine."""
+    logits = torch.full((1, 300), float("nan"))
+    ranks, sound = torch.empty(1, 5, dtype=torch.int64), torch.empty(1, 5, dtype=torch.int32)
+    tokens, fine = torch.empty(1, dtype=torch.int64), torch.empty(1, dtype=torch.bool)
+    chunk_peaks[(5, 1)](logits, ranks, sound, V=300, CHUNK=64, CHUNKS=5, PDL=False)
+    row_peak[(1,)](ranks, sound, tokens, fine, CHUNKS=5, SPAN=8, PDL=False)
+    assert tokens.tolist() == [0]
+    assert fine.tolist() == [False]
+    best, joined = torch.empty(1, 3, 32, dtype=torch.int64), torch.empty(1, 1, 32, dtype=torch.int64)
+    peaks, sums, sound = torch.empty(1, 6), torch.empty(1, 6), torch.empty(1, 3, dtype=torch.int32)
+    chunk_candidates[(3, 1)](logits, best, peaks, sums, sound, V=300, CHUNK=128, CHUNKS=3, GROUP=64, KEPT=32, PDL=False)
+    join_candidates[(1, 1)](best, joined, COUNT=1, MERGED=4, KEPT=32, LISTS=3, PDL=False)
+    values, found, normaliser = torch.empty(1, 32), torch.empty(1, 32, dtype=torch.int64), torch.empty(1).double()
+    finish_candidates[(1,)](
+        joined, peaks, sums, sound, values, found, normaliser, fine,
+        CHUNKS=3, CHUNK_SPAN=4, GROUPS=6, GROUP_SPAN=8, KEPT=32, PDL=False,
+    )  # fmt: skip
+    assert found.tolist() == [list(range(32))]
+
+
 def test_candidates_and_normaliser() -> None:
     logits, kept = rows_to_pick(), 32
     chunks, groups = 3, 6

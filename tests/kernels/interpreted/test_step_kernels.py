@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dgpp_core.ops import step
-from dgpp_core.ops.kernels.step import commit_rows, gather_rows
+from dgpp_core.ops.kernels.step import commit_rows, copy_rows, gather_rows, place_drafts
 
 SLOTS, TABLE = 5, 7
 G = torch.Generator().manual_seed(1)
@@ -50,9 +50,10 @@ def test_picks_are_committed(width: int, judged: list[int] | None) -> None:
     reference, kept = [tensor.clone() for tensor in held[:3]], [tensor.clone() for tensor in held[:3]]
     wanted = step.commit(which, rows, picked, fine, *reference, judged=say)
     results, tail = torch.full((3, width + 3), -1), torch.full((4, 3), -1)
+    standing = which if say is None else say
     commit_rows[(3,)](
-        which, rows.starts, rows.tokens, picked, fine, which if say is None else say, *kept, results, tail,
-        INERT=SLOTS, WIDTH=width, SPAN=4, JUDGED=say is not None, PDL=False,
+        which, rows.starts, rows.tokens, picked, fine, standing, *kept, results, tail, which, which,
+        INERT=SLOTS, WIDTH=width, SPAN=4, JUDGED=say is not None, KEPT=0, PDL=False,
     )  # fmt: skip
     assert torch.equal(results, wanted.results)
     assert torch.equal(tail, torch.stack((wanted.rows, wanted.tokens, wanted.positions, wanted.last)))
@@ -65,3 +66,32 @@ def test_picks_are_committed(width: int, judged: list[int] | None) -> None:
     assert results[:, width + 1].tolist() == [width, width, width - 1], "the faulty row is the last one"
     assert not kept[0][SLOTS], "the inert length grew"
     assert kept[0][4] == held[0][4] + accepted[0] + 1
+
+
+def test_results_are_posted_with_the_step_s_number() -> None:
+    held, which = registers(1), torch.tensor([4, 1, 5])
+    posted, turns = torch.full((2, 3, 6), -1), torch.full((3,), 7)
+    for turn in range(7, 12):
+        rows = step.gather(which, *held, 2)
+        picked, fine = rows.tokens + turn, torch.ones(6, dtype=torch.bool)
+        results, tail = torch.full((3, 5), -1), torch.full((4, 3), -1)
+        before = posted.clone()
+        commit_rows[(3,)](
+            which, rows.starts, rows.tokens, picked, fine, which, *held[:3], results, tail, posted, turns,
+            INERT=SLOTS, WIDTH=2, SPAN=2, JUDGED=False, KEPT=2, PDL=False,
+        )  # fmt: skip
+        assert torch.equal(posted[turn % 2, :, :5], results)
+        assert posted[turn % 2, :, 5].tolist() == [turn] * 3
+        assert torch.equal(posted[1 - turn % 2], before[1 - turn % 2]), "the step before is kept"
+        assert turns.tolist() == [turn + 1] * 3
+
+
+def test_rows_are_taken_and_drafts_kept() -> None:
+    x, rows = torch.randn(9, 13, generator=G), torch.tensor([8, 0, 3, 3])
+    out = torch.full((4, 13), float("nan"))
+    copy_rows[(4, 4)](x, rows, out, H=13, SPAN=4, PDL=False)
+    assert torch.equal(out, x[rows])
+    held, drafts = torch.full((6, 3), -1), torch.randint(99, (3, 3), generator=G)
+    place_drafts[(3,)](held, torch.tensor([4, 1, 5]), drafts, DEPTH=3, SPAN=4, PDL=False)
+    assert torch.equal(held[[4, 1, 5]], drafts)
+    assert (held[[0, 2, 3]] == -1).all()

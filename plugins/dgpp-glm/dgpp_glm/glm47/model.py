@@ -11,12 +11,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.embedding import Embedding
 from dgpp_core.layers.feed_forward import FeedForward, Mixture
 from dgpp_core.layers.gqa import GroupedQueryAttention
 from dgpp_core.layers.paged import PagedIndex
 from dgpp_core.layers.stream import Stream, divided_parts
 from dgpp_core.ops.linear import Linear, load_recoded
-from dgpp_core.ops.residual import embed_norm
 from dgpp_core.ops.rope import RotaryTable
 from dgpp_glm.glm47.config import Glm47Config
 from dgpp_glm.mixture import mixture
@@ -92,7 +92,7 @@ class Glm47Model:
     def __init__(self, config: Glm47Config, shard: Shard) -> None:
         self.config, self.bus, self.dtype = config, shard.bus, shard.dtype
         self.rope = RotaryTable(config.rotary_dim, config.max_positions, config.rope_theta, shard.device)
-        self.embed = shard.weights.take("embed")
+        self.embed = Embedding.load(shard, "embed", config.vocab_size)
         self.layers = [Layer(config, shard, i, self.rope) for i in range(config.num_hidden_layers)]
         self.norm = shard.weights.take("norm")
         if shard.drafting:
@@ -104,7 +104,7 @@ class Glm47Model:
         """Hidden states after the last norm, ``[R, hidden_size]``."""
         step, eps = Step.of(batch, state), self.config.rms_norm_eps
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
-        residual, x = embed_norm(self.embed, batch.tokens, norms[0], eps, self.dtype)
+        residual, x = self.embed.normed(batch.tokens, norms[0], eps, self.dtype)
         stream = Stream(residual, eps, self.dtype)
         for layer, next_norm in zip(self.layers, norms[1:], strict=True):
             x = layer(x, stream, next_norm, step)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dgpp_core.api import Shard, State, StepBatch
+from dgpp_core.layers.embedding import Embedding
 from dgpp_core.layers.feed_forward import FeedForward, Mixture
 from dgpp_core.layers.hyper_connections import HyperConnection, collapse, expand
 from dgpp_core.ops.fold import fold
@@ -69,7 +69,7 @@ class FlashModel:
     def __init__(self, config: FlashConfig, shard: Shard) -> None:
         self.config, self.bus, self.dtype = config, shard.bus, shard.dtype
         self.encoder = None if config.encoding is None else Encoder(config.encoding, shard)
-        self.embed = shard.weights.take("embed")
+        self.embed = Embedding.load(shard, "embed", config.vocab_size)
         self.layers = [Layer(config, shard, index) for index in range(config.num_hidden_layers)]
         self.norm = shard.weights.take("norm")
         if shard.drafting:
@@ -80,7 +80,7 @@ class FlashModel:
     def forward(self, batch: StepBatch, state: State) -> Tensor:
         """The mean of the streams under the last norm, ``[R, hidden_size]``."""
         step, count = Step.of(batch, state), self.config.hc_mult
-        embedded = F.embedding(batch.tokens, self.embed).float()
+        embedded = self.embed[batch.tokens].float()
         if batch.seen is not None:
             embedded = embedded.index_copy(0, batch.seen.rows, batch.seen.values.float())
         streams = embedded.unsqueeze(1).expand(-1, count, -1)
