@@ -91,10 +91,10 @@ def decode(
     bf16_weights: Literal["checkpoint", "bf12"], no_graphs: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Milliseconds a decode step, with the bytes it must read and the floor they set."""
-    from dgpp_core.testing.measure import WARM_STEPS, measure_decode, read_bandwidth
+    from dgpp_core.testing.measure import measure_decode, most_generated, read_bandwidth
 
     counts = once(streams_given)
-    tokens = context + (1 + mtp_depth) * (runs * steps + 2 * WARM_STEPS + 4) + SLACK
+    tokens = context + most_generated(steps, runs, mtp_depth) + SLACK
     settings = EngineSettings(
         max_concurrency=max(counts), kv_capacity=max(counts) * tokens, prefix_cache_gib=0.0, mtp=mtp_depth > 0,
         mtp_depth=max(1, mtp_depth), decode_graph=not no_graphs, prefill_budget_tokens=0,

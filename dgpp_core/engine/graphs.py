@@ -153,7 +153,7 @@ class Family:
         self._run("commit", self._commit)
 
     def run_whole(self, sampled: bool) -> None:
-        """Both halves."""
+        """All of a step; ``sampled``: the device picks for the slots that sample."""
         if self._posts is not None:
             self._posts.make_room()
         self._run("sampled" if sampled else "greedy", self._sampled if sampled else self._greedy)

@@ -46,7 +46,7 @@ class DecodeProgram:
 
     Attributes:
         samples: whether the device can sample, to the bit as the host's sampler does.
-        posts: whether `commit` can leave all of its results in an outbox: not what comes after them.
+        posts: whether `commit` can leave all of its results in an outbox: how sure a drafter is comes too late for it.
         judge: for measuring: how many drafts stand, given lengths ``[B]`` and depth, in place of what the picks say.
     """
 
@@ -112,7 +112,7 @@ class DecodeProgram:
         """Make ``step.picked`` up to the first wrong draft the requests' own, and draft anew.
 
         Args:
-            outbox: gets the results on their way, without how sure the drafter is.
+            outbox: gets the results too, without how sure the drafter is; on a GPU.
 
         Returns:
             `dgpp_core.ops.step.CommittedRows.results`, int64 ``[B, width + 3]``, and behind them how sure the drafter

@@ -34,9 +34,13 @@ class Step(Protocol):
         ...
 
     def commit(self, picked: Tensor | None) -> Incoming:
-        """Finish the step with the host's picks of every live row, or with the device's; see `DecodeProgram.commit`.
+        """Finish the step with the host's picks of every live row, or with the device's.
 
-        What it gives has a row a live segment.
+        Args:
+            picked: int64 ``[live segments x width]``.
+
+        Returns:
+            rows of `DecodeProgram.commit`, one a live segment.
         """
         ...
 
@@ -45,11 +49,25 @@ class Runner(Protocol):
     """Runs decode steps."""
 
     def verify(self, slots: Sequence[int], depth: int, max_length: int) -> Step:
-        """The first half of a step; does not wait for the device."""
+        """The first half of a step; does not wait for the device.
+
+        Args:
+            max_length: bound on the rows' positions + 1.
+
+        Raises:
+            EngineError: steps of this depth were not prepared.
+        """
         ...
 
     def step(self, slots: Sequence[int], depth: int, max_length: int, *, sampled: bool) -> Incoming:
-        """A step that needs nothing of the host: the device picks, ``sampled`` where any of the slots samples."""
+        """A step that needs nothing of the host, as `verify` and `Step.commit` in one.
+
+        Args:
+            sampled: some of the slots sample, on the device.
+
+        Raises:
+            EngineError: steps of this depth were not prepared.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 A copy from ordinary host memory waits for everything queued on the device, so on CUDA both directions go through
 page-locked memory: torch's allocator gives such a block out again only when the copy that uses it is done. Results of
-captured steps are not even copied: the step's last kernel writes them there.
+captured steps are not even copied: the kernel that commits writes them there, unless the drafter adds to them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ class Download:
 
 
 class Post:
-    """Results that the device writes to an outbox; see `Posts`."""
+    """Results that the device writes to an outbox; see `Posts`.
+
+    Args:
+        rows: int64 ``[live segments, W + 4]``, a view of `Outbox.rows`.
+        turn: number of the step that was queued last, whose results they are.
+    """
 
     def __init__(self, rows: Tensor, turn: int) -> None:
         self._rows, self._turn = rows, turn
@@ -85,10 +90,10 @@ class Post:
 
 
 class Posts:
-    """Outbox of a captured step, and what is in it unread.
+    """Outbox of a decode shape on a GPU, and what is in it unread.
 
     Args:
-        segments, width: of the step.
+        segments, width: of its steps.
     """
 
     def __init__(self, segments: int, width: int, device: torch.device) -> None:
@@ -103,7 +108,11 @@ class Posts:
         self._turn = 0
 
     def make_room(self) -> None:
-        """Read what the next step would overwrite, if nobody has; before the step is launched."""
+        """Read what the next step would overwrite, if nobody has; before the step is launched.
+
+        Raises:
+            EngineError: as `Post.values`.
+        """
         before = self._unread[self._turn % KEPT_STEPS]
         if before is not None:
             before.values()

@@ -45,11 +45,14 @@ class Embedding:
     def beside(
         self, tokens: Tensor, hidden: Tensor, weight: Tensor, hidden_weight: Tensor, eps: float, dtype: torch.dtype
     ) -> Tensor:
-        """Normed vectors of ``tokens`` beside normed ``hidden``: see `dgpp_core.ops.residual.draft_input`."""
+        """Normed vectors of int64 ``[M]`` ``tokens`` beside normed ``hidden`` ``[M, H]``, as ``[M, 2 H]``.
+
+        See `dgpp_core.ops.residual.draft_input`.
+        """
         return draft_input(*self._whole(tokens), hidden, weight, hidden_weight, eps, dtype)
 
     def _whole(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """A table that has all of the tokens' vectors, and where."""
+        """A table that has all of the tokens' vectors, and int64 ``[M]``, in which of its rows."""
         if not self.divided:
             return self.table, tokens
         rows = self[tokens]

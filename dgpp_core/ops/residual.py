@@ -51,8 +51,11 @@ def draft_input(
 ) -> Tensor:
     """What a draft layer mixes: the norm of rows ``tokens`` of ``table`` beside that of ``hidden``, ``[M, 2 H]``.
 
+    DeepSeek-V3 (2024), section 2.2, with the embedding first, as released weights want it.
+
     Args:
-        tokens: int64 ``[M]``.
+        table: ``[N, H]``.
+        tokens: int64 ``[M]``, 0 to N - 1.
         hidden: ``[M, H]``.
         embed_weight, hidden_weight: ``[H]``, of the norms.
         dtype: of the result.

@@ -145,7 +145,13 @@ def rows_of(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def keep_drafts(held: Tensor, slots: Tensor, drafts: Tensor) -> None:
-    """Make int64 ``drafts`` ``[B, depth]`` rows ``slots`` of ``held``; the inert slot's row means nothing."""
+    """Make ``drafts`` the rows ``slots`` of ``held``; the inert slot's row means nothing.
+
+    Args:
+        held: int64 ``[slots + 1, depth]``; updated.
+        slots: int64 ``[B]``; only the inert one may come twice.
+        drafts: int64 ``[B, depth]``.
+    """
     if held.is_cuda:
         from dgpp_core.ops.kernels import step
 

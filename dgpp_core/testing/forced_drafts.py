@@ -12,7 +12,7 @@ from torch import Tensor
 from dgpp_core.api import ConfigError
 
 POSITIONS = 1 << 16
-"""After which what stands comes again."""
+"""Lengths whose drafts are decided one by one; longer ones repeat them."""
 _WORD = 0xFFFFFFFF
 
 
@@ -42,7 +42,7 @@ class ForcedAcceptance:
         return self._tables[key][lengths % POSITIONS]
 
     def stand(self, lengths: Tensor, depth: int) -> Tensor:
-        """The same, worked out."""
+        """The same without a table, and so for any length."""
         word = lengths.unsqueeze(1) + torch.arange(1, depth + 1, device=lengths.device)
         word = (word * 0x85EBCA6B) & _WORD
         word = ((word ^ (word >> 13)) * 0x42B2AE35) & _WORD

@@ -30,7 +30,8 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True):
         experts: routed experts that a layer's rows chose, on average; 0 where there are none.
         floor_ms: that at the measured read bandwidth.
         share: floor over achieved.
-        host_ms: of a step, time in which the device had none of its work; None where decoding runs without graphs.
+        host_ms: of a step, time in which the device had none of its work, from steps that are not among the runs; None
+            where decoding runs without graphs.
         tokens_per_step: committed by one stream.
         runs_ms: milliseconds a step of each run.
     """
@@ -102,6 +103,11 @@ def prompt_of(world: World, length: int, number: int) -> list[int]:
     return torch.randint(world.engine.vocab_size, (length,), generator=source).tolist()
 
 
+def most_generated(steps: int, runs: int, depth: int) -> int:
+    """Tokens that `measure_decode` asks for a stream: of the runs, of the steps around them and of those in flight."""
+    return (depth + 1) * ((runs + 1) * steps + 2 * WARM_STEPS + 4)
+
+
 def measure_decode(
     world: World, clock: Clock, *, streams: int, context: int, steps: int, runs: int, bandwidth: float
 ) -> Decode:
@@ -109,13 +115,12 @@ def measure_decode(
 
     Args:
         context: tokens of a stream in the middle of the measurement; its prompt is shorter by half of the steps.
-        steps, runs: ``runs`` times ``steps`` steps are timed.
+        steps, runs: ``runs`` times ``steps`` steps are timed; on a GPU as many as a run more give `Decode.host_ms`.
 
     Raises:
         ConfigError: the engine cannot serve what is measured.
     """
-    engine, width = world.engine, world.engine.depth + 1
-    most = width * ((runs + 1) * steps + 2 * WARM_STEPS + 4)
+    engine, most = world.engine, most_generated(steps, runs, world.engine.depth)
     prompt = max(1, context - (runs * steps + WARM_STEPS) // 2)
     requests = [world.submit(prompt_of(world, prompt, number), most, use_cache=False) for number in range(streams)]
     for _ in range(TICKS_TO_START):

@@ -45,6 +45,14 @@ def test_decode_tells_bytes_floor_and_what_was_achieved(folder: Path) -> None:
     assert "floor of the step" in run(*arguments)
 
 
+def test_steps_may_outnumber_the_context(folder: Path) -> None:
+    """Room is taken for all that is measured, however long."""
+    arguments = ("--streams", "1", "--context", "8", "--steps", "160", "--runs", "1", "--json")
+    row = json.loads(run("decode", "--checkpoint", str(folder), *arguments))["decode"]["1"]
+    assert len(row["runs_ms"]) == 1
+    assert row["context"] >= 80
+
+
 def test_prefill_compares_cold_with_cached(folder: Path) -> None:
     arguments = ("prefill", "--checkpoint", str(folder), "--tokens", "100,200", "--runs", "2")
     report = json.loads(run(*arguments, "--json"))["prefill"]

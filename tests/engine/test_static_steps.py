@@ -105,6 +105,37 @@ def test_a_step_takes_the_smallest_family_and_bounds_that_no_request_moves(
     engine.execute(1, [Release(3)])
 
 
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_step_at_once_is_its_two_halves(toy: LoadedModel, toy_checkpoint: Path, static: bool, depth: int) -> None:
+    """The same results and registers, in a family with a segment to spare."""
+    engines = [World.from_checkpoint(toy, toy_checkpoint, SETTINGS, static=static).engine for _ in range(2)]
+    slots, length = range(5), 64
+    for engine in engines:
+        if static:
+            list(engine.use_graphs([depth]))
+        begin: list[Operation] = []
+        for slot in slots:
+            blocks, prompt = tuple(range(1 + 4 * slot, 5 + 4 * slot)), tuple(PROMPTS[slot])
+            begin += [Begin(slot, slot, prompt, GREEDY, -1, blocks, 0), Prefill(slot, 0, len(prompt), True)]
+        engine.execute(0, begin)
+    whole, halves = engines
+    fields = ("lengths", "candidates", "last_tokens", "drafts")
+    committed = []
+    for _ in range(4):
+        with torch.inference_mode():
+            found = whole.runner.step(slots, depth, length, sampled=False).values()
+            wanted = halves.runner.verify(slots, depth, length).commit(None).values()
+        assert found == wanted
+        assert [len(row) for row in found] == [depth + 1 + 3] * 5
+        committed.append([row[: 1 + row[depth + 1]] for row in found])
+        for field in fields:
+            assert torch.equal(*(getattr(engine.registers, field)[:5] for engine in engines)), field
+    for slot in slots:
+        plain = World.from_checkpoint(toy, toy_checkpoint, SETTINGS).reply(PROMPTS[slot], 5).tokens[1:]
+        assert [token for step in committed for token in step[slot]][:4] == plain
+
+
 def test_greedy_and_sampled_requests_share_a_step(toy: LoadedModel, toy_checkpoint: Path) -> None:
     params = (
         GREEDY, SamplingParams(temperature=0.8, seed=4), SamplingParams(temperature=0.0, repetition_penalty=1.3),
