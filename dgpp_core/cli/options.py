@@ -43,6 +43,7 @@ CAPACITY = {
     "mtp_schedule_row_ms": "What a row of it then is taken to cost, in ms.",
     "mtp_schedule_lambda": "Where a drafter says how sure it is: tokens that a ms is worth at least; 0 derives it.",
     "mtp_schedule_adapt": "Where a drafter says how sure it is: let what a ms is worth follow what steps commit.",
+    "mtp_schedule_sampled_scale": "Where a drafter says how sure it is: times this for replies whose tokens are drawn.",
     "pipeline": "On a GPU, launch the next step before the host has read the last one.",
     "decode_graph": "On a GPU, run decode steps from captured graphs.",
 }

@@ -167,6 +167,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mtp_schedule_lambda: Annotated[float, Meta(ge=0, le=2**30)] = 0.0
     mtp_schedule_min_depth: Depth = 1
     mtp_schedule_adapt: bool = True
+    mtp_schedule_sampled_scale: Annotated[float, Meta(gt=0, le=1)] = 0.93
     graph_batch_min_live: Annotated[int, Meta(ge=0, le=2**20)] = 0
     sampling_candidates: Annotated[int, Meta(ge=1, le=256)] = 128
     prefill: Literal["bounded", "exact"] = "bounded"
@@ -235,9 +236,12 @@ IDLE_KEYS = (
 
 SCHEDULE_KEYS = (
     "mtp_schedule_row_ms", "mtp_schedule_base_ms", "mtp_schedule_lambda", "mtp_schedule_min_depth",
-    "mtp_schedule_adapt",
+    "mtp_schedule_adapt", "mtp_schedule_sampled_scale",
 )  # fmt: skip
 """Keys that are acted on with ``mtp_schedule`` alone."""
+
+CONFIDENCE_KEYS = ("mtp_schedule_lambda", "mtp_schedule_adapt", "mtp_schedule_sampled_scale")
+"""Those of them that are acted on where the drafter says how sure it is."""
 
 
 def without_effect(settings: EngineSettings) -> dict[str, str]:

@@ -12,11 +12,15 @@ SHARE = 1 / 64
 """Of what a millisecond is taken to be worth, what the newest step says."""
 
 
-def survivals(confidence: Sequence[float]) -> list[float]:
-    """Of each draft, the probability that it and all before it stand, from the logits of `SlotResult.confidence`."""
+def survivals(confidence: Sequence[float], scale: float = 1.0) -> list[float]:
+    """Of each draft, the probability that it and all before it stand, from the logits of `SlotResult.confidence`.
+
+    Args:
+        scale: of each probability: drawn tokens are less often the likeliest ones, which the drafter speaks of.
+    """
     out, so_far = [], 1.0
     for logit in confidence:
-        so_far *= _sigmoid(logit)
+        so_far *= scale * _sigmoid(logit)
         out.append(so_far)
     return out
 
@@ -50,15 +54,14 @@ class ConfidentDepth:
             achieved = committed / (self._base_ms + rows * self._row_ms)
             self.worth = max(self._least, self.worth + SHARE * (achieved - self.worth))
 
-    def choose(self, confidences: Sequence[Sequence[float]]) -> int:
-        """The depth of the next step; of each request the confidence in its drafts.
+    def choose(self, standing: Sequence[Sequence[float]]) -> int:
+        """The depth of the next step; of each request the `survivals` of its drafts.
 
         A request of which nothing is known takes all of them along.
         """
         deepest = self._depths[-1]
-        if any(len(each) < deepest for each in confidences):
+        if any(len(each) < deepest for each in standing):
             return deepest
-        standing = [survivals(each) for each in confidences]
         place = 0
         while place < deepest and sum(each[place] for each in standing) > len(standing) * self.worth * self._row_ms:
             place += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dgpp_core.engine.operations import SlotResult
-from dgpp_core.scheduler.confidence import ConfidentDepth
+from dgpp_core.scheduler.confidence import ConfidentDepth, survivals
 from dgpp_core.scheduler.depth import DepthLadder
 from dgpp_core.scheduler.limits import Limits
 from dgpp_core.scheduler.request import Request
@@ -16,6 +16,7 @@ class Depths:
 
     def __init__(self, limits: Limits) -> None:
         self._depth, self._choice = limits.depth, None if not limits.ladder else _choice(limits)
+        self._sampled_scale = limits.sampled_scale
 
     def read(self, answers: Sequence[SlotResult]) -> None:
         """What one step committed."""
@@ -32,22 +33,23 @@ class Depths:
         """The depth of the next step of ``requests``."""
         match self._choice:
             case ConfidentDepth():
-                return self._choice.choose([_known(request) for request in requests])
+                return self._choice.choose([self._standing(request) for request in requests])
             case DepthLadder():
                 return self._choice.choose(len(requests))
             case None:
                 return self._depth
+
+    def _standing(self, request: Request) -> Sequence[float]:
+        """How the drafts that the request's next step verifies will fare, where that is known.
+
+        It is not while a step is under way, which drafts anew.
+        """
+        if request.outstanding:
+            return ()
+        return survivals(request.confidence, self._sampled_scale if request.submit.params.temperature > 0 else 1.0)
 
 
 def _choice(limits: Limits) -> DepthLadder | ConfidentDepth:
     if limits.confident:
         return ConfidentDepth(limits.ladder, limits.base_ms, limits.row_ms, limits.worth, adapt=limits.adapt)
     return DepthLadder(limits.ladder, limits.base_ms, limits.row_ms)
-
-
-def _known(request: Request) -> Sequence[float]:
-    """The confidence in the drafts that the request's next step verifies, where it says how they will fare.
-
-    It does not while a step is under way, which drafts anew; and it is about the likeliest tokens, not drawn ones.
-    """
-    return () if request.outstanding or request.submit.params.temperature > 0 else request.confidence

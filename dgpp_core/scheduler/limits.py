@@ -32,6 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         confident: results say how sure the drafter is, and the choice goes by that; else by how many drafts stood.
         base_ms, row_ms: what a step and each row of it are taken to cost there.
         worth, adapt: see `dgpp_core.scheduler.confidence.ConfidentDepth`.
+        sampled_scale: of how sure the drafter is, where a request's tokens are drawn.
         max_context: most tokens (prompt and reply) of one request.
         prefix_cache: whether prefixes are kept at all.
         prefill_tail: tokens at a prompt's end that no prefix may hold: their rows alone go through every layer, so a
@@ -58,6 +59,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     confident: bool = False
     worth: float = 0.0
     adapt: bool = True
+    sampled_scale: float = 1.0
     max_context: int
     prefix_cache: bool = True
     prefill_tail: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dgpp_core.config.settings import SCHEDULE_KEYS, EngineSettings, given
+from dgpp_core.config.settings import CONFIDENCE_KEYS, SCHEDULE_KEYS, EngineSettings, given
 from dgpp_core.engine import families
 from dgpp_core.engine.geometry import Geometry
 from dgpp_core.scheduler.limits import Limits
@@ -44,6 +44,7 @@ def limits_from(
         confident=confident,
         worth=settings.mtp_schedule_lambda,
         adapt=settings.mtp_schedule_adapt,
+        sampled_scale=settings.mtp_schedule_sampled_scale,
         max_context=geometry.context,
         prefix_cache=settings.prefix_cache_gib > 0,
         prefill_tail=geometry.prefill_tail,
@@ -62,7 +63,7 @@ def idle_schedule(settings: EngineSettings, limits: Limits) -> dict[str, str]:
         times = [key for key in given(settings, SCHEDULE_KEYS) if key != "mtp_schedule_min_depth"]
         return dict.fromkeys(["mtp_schedule", *times], f"every step drafts {limits.depth}: there is nothing to choose")
     if not limits.confident:
-        sure = given(settings, ("mtp_schedule_lambda", "mtp_schedule_adapt"))
+        sure = given(settings, CONFIDENCE_KEYS)
         return dict.fromkeys(sure, "the model's drafter does not say how sure it is")
     if limits.worth and not limits.adapt:
         return dict.fromkeys(given(settings, ("mtp_schedule_base_ms",)), "what a ms is worth is given and stays")

@@ -151,6 +151,8 @@ def other_value(field: msgspec.inspect.Field) -> Any:
             return "other"
         case msgspec.inspect.IntType():
             return field.default + 1 if field.default != -1 else 7
+        case msgspec.inspect.FloatType(le=1):
+            return field.default / 2
         case _:
             return field.default + 1.5
 

@@ -214,6 +214,7 @@ def test_keys_of_a_schedule_are_named_where_there_is_none() -> None:
         "mtp_schedule_lambda": 0.045,
         "mtp_schedule_min_depth": 2,
         "mtp_schedule_adapt": False,
+        "mtp_schedule_sampled_scale": 0.5,
     }
     assert set(keys) == {name for name in EngineSettings.__struct_fields__ if name.startswith("mtp_schedule_")}
     for given in (keys, {"mtp_schedule_lambda": 0.045}, {"mtp_schedule_adapt": False}):

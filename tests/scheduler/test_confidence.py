@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -19,9 +21,15 @@ BASE, ROW = 28.0, 8.0
 LOGITS = st.floats(-12, 12, width=32)
 
 
-def best(confidences: list[list[float]], worth: float, deepest: int) -> int:
+def fates(*confidences: Sequence[float]) -> list[list[float]]:
+    """The survivals of each request's drafts."""
+    return [survivals(each) for each in confidences]
+
+
+def best(confidences: list[list[float]], worth: float, deepest: int, scales: Sequence[float] = (1.0,)) -> int:
     """The depth whose drafts are worth most beyond their time, the shallower of equals, by trying all."""
-    standing = torch.tensor(confidences, dtype=torch.float64).sigmoid().cumprod(1)
+    probabilities = torch.tensor(confidences, dtype=torch.float64).sigmoid()
+    standing = (probabilities * torch.tensor(scales, dtype=torch.float64).unsqueeze(1)).cumprod(1)
 
     def gain(depth: int) -> float:
         return float(standing[:, :depth].sum()) - worth * ROW * len(confidences) * depth
@@ -32,29 +40,30 @@ def best(confidences: list[list[float]], worth: float, deepest: int) -> int:
 @given(st.lists(st.lists(LOGITS, min_size=5, max_size=5), min_size=1, max_size=6), st.floats(0.005, 0.12))
 def test_no_other_depth_is_worth_more(confidences: list[list[float]], worth: float) -> None:
     every = ConfidentDepth(range(6), BASE, ROW, worth, adapt=False)
-    chosen, wanted = every.choose(confidences), best(confidences, worth, 5)
+    chosen, wanted = every.choose(fates(*confidences)), best(confidences, worth, 5)
     if chosen != wanted:  # no more than rounding apart: a tie
         standing = torch.tensor(confidences, dtype=torch.float64).sigmoid().cumprod(1).mean(0)
         between = standing[min(chosen, wanted) : max(chosen, wanted)]
         assert torch.allclose(between, torch.full_like(between, worth * ROW), rtol=1e-12)
     rungs = ConfidentDepth((2, 4, 5), BASE, ROW, worth, adapt=False)
-    assert rungs.choose(confidences) == min(rung for rung in (2, 4, 5) if rung >= chosen)
+    assert rungs.choose(fates(*confidences)) == min(rung for rung in (2, 4, 5) if rung >= chosen)
 
 
 def test_survival_of_the_released_heads_extremes() -> None:
     assert survivals([0.0, 0.0]) == [0.5, 0.25]
     assert survivals([3e38, -3e38, 3e38]) == [1.0, 0.0, 0.0]
     assert survivals([]) == []
+    assert survivals([0.0, 0.0, 3e38], 0.5) == [0.25, 0.0625, 0.03125]
 
 
 def test_the_rule_by_hand() -> None:
     """One draft in two of the first, one in four of the second: worth 0.36 and 0.36 tokens a row at 0.045 a ms."""
     depth = ConfidentDepth((1, 2, 3, 4), BASE, ROW, 0.045, adapt=False)
-    assert depth.choose([[0.0, 0.0, 9.0, 9.0]]) == 1
-    assert depth.choose([[0.0, 4.0, -1.0, 9.0]]) == 2
-    assert depth.choose([[-9.0, 9.0, 9.0, 9.0]]) == 1, "never below the least"
-    assert depth.choose([[0.0, 0.0, 9.0, 9.0], [9.0, 9.0, 9.0, 9.0]]) == 4, "the mean of both"
-    assert depth.choose([[-9.0, 0.0, 9.0, 9.0], ()]) == 4, "nothing is known of one"
+    assert depth.choose(fates([0.0, 0.0, 9.0, 9.0])) == 1
+    assert depth.choose(fates([0.0, 4.0, -1.0, 9.0])) == 2
+    assert depth.choose(fates([-9.0, 9.0, 9.0, 9.0])) == 1, "never below the least"
+    assert depth.choose(fates([0.0, 0.0, 9.0, 9.0], [9.0, 9.0, 9.0, 9.0])) == 4, "the mean of both"
+    assert depth.choose(fates([-9.0, 0.0, 9.0, 9.0], ())) == 4, "nothing is known of one"
     nothing = ConfidentDepth((1, 2, 3, 4), BASE, ROW, 0.0, adapt=False)
     assert nothing.worth == 1 / 36
 
@@ -94,8 +103,8 @@ def depths(world: SchedulerWorld) -> list[int]:
     return [each.depth for output in world.outputs for each in output.operations if isinstance(each, Decode)]
 
 
-def replayed(world: SchedulerWorld) -> list[int]:
-    """The depths that follow from the recorded results, by trying every depth at every step."""
+def replayed(world: SchedulerWorld, scales: Mapping[int, float] = MappingProxyType({})) -> list[int]:
+    """The depths that follow from the recorded results, by trying every depth at every step; scales by request."""
     known: dict[int, SlotResult] = {}
     value, found = 0.03, []
     for inputs, output in zip(world.inputs, world.outputs, strict=True):
@@ -108,7 +117,8 @@ def replayed(world: SchedulerWorld) -> list[int]:
         for step in output.operations:
             if isinstance(step, Decode):
                 sure = [list(holders[slot].confidence) for slot in step.slots]
-                found.append(max(1, best(sure, value, 4)) if all(sure) else 4)
+                factors = [scales.get(holders[slot].request, 1.0) for slot in step.slots]
+                found.append(max(1, best(sure, value, 4, factors)) if all(sure) else 4)
     return found
 
 
@@ -133,12 +143,16 @@ def test_what_is_said_to_have_no_effect_has_none() -> None:
     assert chosen(base_ms=1.0) != chosen()
 
 
-def test_a_reply_that_draws_its_tokens_takes_all_drafts_along() -> None:
-    """So do its companions: what the head says is of the likeliest tokens."""
-    world = run(limits(), temperatures=(0.7, 0.0))
-    steps = [each for output in world.outputs for each in output.operations if isinstance(each, Decode)]
-    assert {step.depth for step in steps if len(step.slots) == 2} == {4}
-    assert {step.depth for step in steps if len(step.slots) == 1} > {4}
+def test_what_is_said_of_drafts_counts_less_where_a_reply_draws_its_tokens() -> None:
+    """The head speaks of the likeliest tokens."""
+    rows = []
+    for scale in (1.0, 0.7, 0.4):
+        world = run(limits(sampled_scale=scale), temperatures=(0.7, 0.0))
+        drawn = next(answer.request for inputs in world.inputs for result in inputs.results for answer in result.slots)
+        assert depths(world) == replayed(world, {drawn: scale})
+        steps = [each for output in world.outputs for each in output.operations if isinstance(each, Decode)]
+        rows.append(sum(step.depth for step in steps if len(step.slots) == 2) / sum(len(s.slots) == 2 for s in steps))
+    assert rows[0] > rows[1] > rows[2]
 
 
 def test_a_step_that_is_planned_before_the_last_one_was_read_takes_all() -> None:

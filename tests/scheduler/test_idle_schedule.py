@@ -24,6 +24,7 @@ OTHER: dict[str, Any] = {
     "mtp_schedule_base_ms": 5.0,
     "mtp_schedule_lambda": 0.045,
     "mtp_schedule_adapt": False,
+    "mtp_schedule_sampled_scale": 0.5,
 }
 
 
@@ -39,16 +40,17 @@ def limits_of(settings: EngineSettings, confident: bool) -> Limits:
         confident=confident,
         worth=settings.mtp_schedule_lambda,
         adapt=settings.mtp_schedule_adapt,
+        sampled_scale=settings.mtp_schedule_sampled_scale,
     )
 
 
 @pytest.mark.parametrize("confident", [False, True])
-@pytest.mark.parametrize("keys", [keys for n in range(5) for keys in itertools.combinations(OTHER, n)])
+@pytest.mark.parametrize("keys", [keys for n in range(6) for keys in itertools.combinations(OTHER, n)])
 def test_what_is_named_is_what_acts_on_nothing(keys: tuple[str, ...], confident: bool) -> None:
     settings = EngineSettings(mtp_depth=4, mtp_schedule=True, **{key: OTHER[key] for key in keys})
     named = set(idle_schedule(settings, limits_of(settings, confident)))
     if not confident:
-        assert named == {"mtp_schedule_lambda", "mtp_schedule_adapt"} & set(keys)
+        assert named == {"mtp_schedule_lambda", "mtp_schedule_adapt", "mtp_schedule_sampled_scale"} & set(keys)
     else:
         fixed = {"mtp_schedule_lambda", "mtp_schedule_adapt"} <= set(keys)
         assert named == ({"mtp_schedule_base_ms"} & set(keys) if fixed else set())

@@ -52,8 +52,7 @@ def test_no_token_depends_on_the_depths_that_confidence_chose(
     world = World.from_checkpoint(served, checkpoint, SCHEDULED, static=static)
     chosen = depths(world)
     assert replies(world, ways) == plain
-    assert (set(chosen) == {5}) == (SEEDED in ways), "a drawn reply takes all drafts along"
-    assert set(chosen) <= {1, 2, 4, 5}
+    assert {5} < set(chosen) <= {1, 2, 4, 5}
     assert chosen[0] == 5, "nothing is known of the first drafts"
 
 
