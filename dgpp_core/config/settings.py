@@ -5,8 +5,9 @@ The field types carry the parse ranges, so that the parser, the command line and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -123,6 +124,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         graph_batch_min_live: fewest requests that share a graph.
         mtp, mtp_depth: drafting and the most tokens drafted a step.
         mtp_schedule: verify as many drafts as pay, by how sure the drafter is, or else how many stood lately.
+        mtp_draft, mtp_draft_temperature, mtp_verify: how sampled requests are drafted for.
+        mtp_expert_format: of a draft layer's experts in the checkpoint.
+        compact_batches: whether steps take a smaller graph where one holds their requests.
         sampling_candidates: candidates kept by the sampler's first pass.
         prefill: whether all rows of a prompt go through every layer, for families that can do with less.
         bf16_weights: on a GPU, keep BF16 matrices as they are or in 12 bits a weight, without loss.
@@ -168,7 +172,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mtp_schedule_min_depth: Depth = 1
     mtp_schedule_adapt: bool = True
     mtp_schedule_sampled_scale: Annotated[float, Meta(gt=0, le=1)] = 0.93
+    mtp_draft: Literal["auto", "sampled", "greedy"] = "auto"
+    mtp_draft_temperature: Annotated[float, Meta(gt=0, le=4)] = 1.0
+    mtp_verify: Literal["token", "block"] = "token"
+    mtp_expert_format: Literal["fp8", "bf16_fused", "bf16"] = "fp8"
     graph_batch_min_live: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    compact_batches: bool = False
     sampling_candidates: Annotated[int, Meta(ge=1, le=256)] = 128
     prefill: Literal["bounded", "exact"] = "bounded"
     ngram_table: Literal["resident", "mmap"] = "resident"
@@ -227,11 +236,21 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return -(-self.kv_capacity // self.block_tokens)
 
 
-IDLE_KEYS = (
-    "graph_batch_min_live", "sampling_candidates", "fp8_head",
-    "bulk_inflight",
-)  # fmt: skip
-"""Keys that are read and checked, and that nothing in this version acts on."""
+_MATCHED = "where drafts are the likeliest tokens and stand if they are what the sampler picks"
+IDLE_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "mtp_draft": _MATCHED,
+        "mtp_draft_temperature": _MATCHED,
+        "mtp_verify": _MATCHED,
+        "mtp_expert_format": "where a checkpoint's tensors say how they are stored",
+        "graph_batch_min_live": "where every number of requests has a graph",
+        "compact_batches": "where a step always takes the smallest graph that holds it",
+        "sampling_candidates": "in this version",
+        "fp8_head": "in this version",
+        "bulk_inflight": "in this version",
+    }
+)
+"""Keys that are read and checked, and that nothing acts on, each with where; a deployment may come with them."""
 
 
 SCHEDULE_KEYS = (
@@ -249,7 +268,7 @@ def without_effect(settings: EngineSettings) -> dict[str, str]:
 
     What turns on the model, `dgpp_core.scheduler.sizing.idle_schedule` knows.
     """
-    found = dict.fromkeys(given(settings, IDLE_KEYS), "in this version")
+    found = {key: IDLE_KEYS[key] for key in given(settings, tuple(IDLE_KEYS))}
     if not settings.mtp_schedule:
         found |= dict.fromkeys(given(settings, SCHEDULE_KEYS), "without `mtp_schedule`")
     return found

@@ -204,6 +204,9 @@ def test_automatic_budgets_are_larger_on_a_gpu_and_given_ones_stay() -> None:
 def test_keys_without_effect_are_named_only_where_given_a_value() -> None:
     assert without_effect(EngineSettings()) == {}
     assert without_effect(EngineSettings(kv_dtype="fp8", bulk_inflight=4)) == {"bulk_inflight": "in this version"}
+    named = without_effect(EngineSettings(mtp_verify="block", mtp_draft_temperature=0.5))
+    assert set(named) == {"mtp_verify", "mtp_draft_temperature"}
+    assert len(set(named.values())) == 1
     assert set(IDLE_KEYS) <= set(EngineSettings.__struct_fields__)
 
 
