@@ -13,6 +13,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from dgpp_core.api.errors import EngineError
+
 
 class GatheredRows(msgspec.Struct, frozen=True, eq=False):
     """The rows of a step.
@@ -151,7 +153,16 @@ def keep_drafts(held: Tensor, slots: Tensor, drafts: Tensor) -> None:
         held: int64 ``[slots + 1, depth]``; updated.
         slots: int64 ``[B]``; only the inert one may come twice.
         drafts: int64 ``[B, depth]``.
+
+    Raises:
+        EngineError: the drafts have another shape or dtype, which a kernel would not notice.
     """
+    wanted = (len(slots), held.shape[1])
+    if drafts.shape != wanted or drafts.dtype != torch.int64:
+        raise EngineError(
+            "a drafter's drafts cannot be kept", found=f"{drafts.dtype} {list(drafts.shape)}",
+            expected=f"{torch.int64} {list(wanted)}", hint="report this to the author of the model's plugin",
+        )  # fmt: skip
     if held.is_cuda:
         from dgpp_core.ops.kernels import step
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dgpp_core.api import EngineError
 from dgpp_core.ops.step import keep_drafts, rows_of
 
 G = torch.Generator().manual_seed(2)
@@ -24,3 +25,11 @@ def test_drafts_go_to_their_slots_and_nowhere_else(depth: int) -> None:
     keep_drafts(held, torch.tensor(slots), drafts)
     assert held[[4, 1]].tolist() == drafts[:2].tolist()
     assert held[[0, 2, 3]].tolist() == [[-1] * depth] * 3
+
+
+@pytest.mark.parametrize("drafts", [torch.zeros(2, 1).long(), torch.zeros(1, 3).long(), torch.zeros(2, 3).int()])
+def test_drafts_of_another_form_are_refused(drafts: torch.Tensor) -> None:
+    """A table would take the first two for every place or slot."""
+    with pytest.raises(EngineError, match="cannot be kept") as error:
+        keep_drafts(torch.zeros(6, 3).long(), torch.tensor([4, 1]), drafts)
+    assert error.value.expected == "torch.int64 [2, 3]"
