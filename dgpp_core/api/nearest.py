@@ -7,13 +7,11 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The one of ``known`` that is spelt alike, else the only one that begins with ``name``; empty where none does."""
+    """The only one of ``known`` that begins with ``name``, else one that is spelt alike; empty where there is none."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, 1)
-    if close:
-        return close[0]
     begun = [each for each in names if name and each.startswith(name)]
-    return begun[0] if len(begun) == 1 else ""
+    found = begun if len(begun) == 1 else difflib.get_close_matches(name, names, 1)
+    return found[0] if found else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

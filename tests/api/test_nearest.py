@@ -12,6 +12,8 @@ MODELS = ("glm47", "glm53", "glm53-flash", "qwen38-flash-next", "mimo26-flash")
     [
         ("glm48", "glm47"),
         ("glm53-flsh", "glm53-flash"),
+        ("glm53-f", "glm53-flash"),  # glm53 is spelt more alike
+        ("glm5", "glm53"),
         ("qwen38", "qwen38-flash-next"),
         ("mimo", "mimo26-flash"),
         ("g", ""),
