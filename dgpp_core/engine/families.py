@@ -8,6 +8,8 @@ from dgpp_core.api import ConfigError
 from dgpp_core.config.settings import EngineSettings
 
 MOST_FAMILIES = 64
+GRAPHS = 5
+"""Most graphs of a family: a step whose requests are all greedy, one that samples, and three parts of any other."""
 
 
 def family_sizes(slots: int) -> list[int]:

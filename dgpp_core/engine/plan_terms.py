@@ -12,7 +12,7 @@ from dgpp_core.checkpoint.cuts import cut_shape, naming
 from dgpp_core.checkpoint.headers import DTYPE_BITS, ROUNDED_ROWS, STAGING_BYTES
 from dgpp_core.checkpoint.parameters import Parameter, parameters
 from dgpp_core.config.settings import EngineSettings
-from dgpp_core.engine.families import family_sizes, step_depths
+from dgpp_core.engine.families import GRAPHS, family_sizes, step_depths
 from dgpp_core.engine.geometry import Geometry, pool_shape, snapshot_bytes
 from dgpp_core.formats.resident import WIDENED, Bf16Form, DeviceKind, resident_bytes, stored_bytes
 
@@ -246,8 +246,8 @@ def scratch_lines(
         kept = sum(sizes) * sum(1 + depth for depth in depths) * 4 * (vocab_size + 2 * widths.hidden)
         weights = geometry.slots * geometry.step_width * vocab_size * 8
         shapes = len(sizes) * len(depths)
-        total = 3 * shapes * GRAPH_BYTES + kept + weights
-        yield PlanLine("decode graphs", total, f"3 graphs each of {shapes} shapes")
+        total = GRAPHS * shapes * GRAPH_BYTES + kept + weights
+        yield PlanLine("decode graphs", total, f"{GRAPHS} graphs each of {shapes} shapes")
 
 
 def chunk_rows(settings: EngineSettings, geometry: Geometry) -> int:

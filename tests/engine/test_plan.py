@@ -258,11 +258,11 @@ def test_on_a_gpu_captured_shapes_are_counted_and_attention_holds_no_scores() ->
         return {item.name: item.bytes for item in found.lines}
 
     captured = names()
-    # Steps of 1, 2, 3, 4 and 6 requests with two rows each keep logits and hidden states; each is three graphs.
-    assert captured["decode graphs"] == 16 * 2 * 4 * (300 + 2 * 64) + 6 * 2 * 300 * 8 + 5 * 3 * MIB
+    # Steps of 1, 2, 3, 4 and 6 requests with two rows each keep logits and hidden states; each is five graphs.
+    assert captured["decode graphs"] == 16 * 2 * 4 * (300 + 2 * 64) + 6 * 2 * 300 * 8 + 5 * 5 * MIB
     # At depths 1, 2, 4 and 5 (a step width of 6), each shape is captured once a depth.
     adaptive = names(6, mtp_schedule=True)["decode graphs"]
-    assert adaptive == 16 * (2 + 3 + 5 + 6) * 4 * (300 + 2 * 64) + 6 * 6 * 300 * 8 + 4 * 5 * 3 * MIB
+    assert adaptive == 16 * (2 + 3 + 5 + 6) * 4 * (300 + 2 * 64) + 6 * 6 * 300 * 8 + 4 * 5 * 5 * MIB
     assert "attention" not in captured
     assert "decode graphs" not in names(decode_graph=False)
 

@@ -13,6 +13,8 @@ from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.cli.synth import in_format
 from dgpp_core.config.settings import EngineSettings
 from dgpp_core.engine.compiles import CompileCounter
+from dgpp_core.engine.families import GRAPHS, family_sizes
+from dgpp_core.engine.graphs import StaticRunner
 from dgpp_core.engine.operations import Begin, Decode, Operation, Prefill, Release
 from dgpp_core.engine.pending import Pending
 from dgpp_core.engine.rehearsal import rehearse, warm
@@ -175,6 +177,12 @@ def test_results_of_another_step_are_refused(made: tuple[LoadedModel, Path]) -> 
         incoming._rows += 1
     with pytest.raises(EngineError, match="not in their place"):
         pending.wait()
+
+
+def test_a_family_has_as_many_graphs_as_are_planned(made: tuple[LoadedModel, Path]) -> None:
+    runner = world(made, 1, static=True).engine.runner
+    assert isinstance(runner, StaticRunner)
+    assert [len(family._graphs) for family in runner._families.values()] == [GRAPHS] * len(family_sizes(6))
 
 
 def test_nothing_is_compiled_after_warming(made: tuple[LoadedModel, Path]) -> None:
