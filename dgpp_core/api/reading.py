@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -11,6 +12,16 @@ import msgspec
 from dgpp_core.api.errors import ConfigError
 
 T = TypeVar("T")
+
+ANOTHER = "fetch the file again, or name with --plugin the model that the checkpoint is of (`dgpp plugins list`)"
+"""What to do about a config.json that is not of the model that reads it."""
+
+MOST_SHOWN = 60
+"""Characters of a value that an error shows; of a longer one it says the type."""
+
+_SAYS = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 def refuse(field: str, found: object, expected: str) -> ConfigError:
@@ -31,7 +42,30 @@ def read_section(raw: Any, kind: type[T], what: str, where: str = "config.json")
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json does not describe {what}", where=where, found=str(error)) from error
+        found, expected = _explained(str(error), raw, "" if where == "config.json" else where)
+        raise ConfigError(
+            f"config.json does not describe {what}", where=where, found=found, expected=expected, hint=ANOTHER
+        ) from error
+
+
+def _explained(message: str, raw: Any, within: str) -> tuple[str, str]:
+    """What was found and what is expected, each with the key's path in config.json, of an error of msgspec."""
+    what, path = _SAYS.fullmatch(message).groups(default="")  # type: ignore[union-attr]  # it takes anything
+    place = f"{within}{path}".removeprefix(".")
+    if missing := _MISSING.fullmatch(what):
+        return "no such key", f"the key {place}{'.' if place else ''}{missing[1]}"
+    wanted, _, got = what.removeprefix("Expected ").partition(", got ")
+    label = f"{place}: " if place else ""
+    return f"{label}{_shown(raw, path) or got.strip('`') or 'another'}", label + wanted.replace("`", "")
+
+
+def _shown(raw: Any, path: str) -> str:
+    """The value at a path as msgspec writes it; empty where it is long, or one of an object's that is not named."""
+    for key, index in _STEP.findall(path):
+        if index == "...":
+            return ""
+        raw = raw[key] if key else raw[int(index)]
+    return text if len(text := repr(raw)) <= MOST_SHOWN else ""
 
 
 def require_values(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -46,7 +46,52 @@ def test_a_number_that_is_not_positive_is_named_where_it_lies(value: float) -> N
 def test_a_section_of_another_kind_says_what_it_should_have_been() -> None:
     with pytest.raises(ConfigError, match="does not describe a Foo model") as caught:
         read_section({"depth": "x"}, Section, "a Foo model")
-    assert "depth" in caught.value.found
+    assert "--plugin" in caught.value.hint
+
+
+class Inner(msgspec.Struct):
+    width: int
+    sizes: list[int] = []
+    count: Annotated[int, msgspec.Meta(gt=0)] = 1
+
+
+class Outer(msgspec.Struct):
+    text_config: Inner
+    groups: dict[str, Inner] = {}
+
+
+@pytest.mark.parametrize(
+    ("raw", "found", "expected"),
+    [
+        ({}, "no such key", "the key text_config"),
+        ({"text_config": {}}, "no such key", "the key text_config.width"),
+        ({"text_config": 3}, "text_config: 3", "text_config: object"),
+        ({"text_config": {"width": "64"}}, "text_config.width: '64'", "text_config.width: int"),
+        ({"text_config": {"width": ["x" * 99]}}, "text_config.width: array", "text_config.width: int"),
+        ({"text_config": {"width": 1, "sizes": [1, None]}}, "text_config.sizes[1]: None", "text_config.sizes[1]: int"),
+        ({"text_config": {"width": 1, "count": 0}}, "text_config.count: 0", "text_config.count: int >= 1"),
+        ({"text_config": {"width": 1}, "groups": {"a": {}}}, "no such key", "the key groups[...].width"),
+        (
+            {"text_config": {"width": 1}, "groups": {"a": {"width": 1.5}}},
+            "groups[...].width: float",
+            "groups[...].width: int",
+        ),
+        ([], "[]", "object"),
+    ],
+)
+def test_what_a_section_has_and_what_it_should_have_are_named_by_the_key(raw: Any, found: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_section(raw, Outer, "a Foo model")
+    assert (caught.value.where, caught.value.found, caught.value.expected) == ("config.json", found, expected)
+
+
+def test_a_part_of_the_file_is_named_with_its_keys() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_section({"width": None}, Inner, "a part", "parts.first")
+    assert (caught.value.where, caught.value.found) == ("parts.first", "parts.first.width: None")
+    with pytest.raises(ConfigError) as caught:
+        read_section({}, Inner, "a part", "parts.first")
+    assert caught.value.expected == "the key parts.first.width"
 
 
 def test_an_encoder() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError
+from dgpp_core.api import ConfigError, read_section
 from dgpp_core.formats.levels import LEVELS
 
 WHERE = "quantization_config"
@@ -103,10 +103,7 @@ def read_quantisation(raw: Mapping[str, Any] | None, mixtures: Sequence[int] | N
     """
     if raw is None:
         return Quantisation()
-    try:
-        c = msgspec.convert(raw, _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: {WHERE} cannot be read", where=WHERE, found=str(error)) from error
+    c = read_section(raw, _Json, "a known quantisation", WHERE)
     if c.quant_method == "fp8":
         return _fp8(c)
     if c.quant_method == "modelopt":
@@ -134,10 +131,7 @@ def _modelopt(c: _Json) -> Quantisation:
     if c.group_size not in (None, 16):
         raise _refuse("group_size", c.group_size, "16")
     for name, group in (c.config_groups or {}).items():
-        w = group.weights
-        if (w.num_bits, w.type, w.group_size) != (4, "float", 16):
-            found = f"{w.num_bits} bits, {w.type}, group {w.group_size}"
-            raise _refuse(f"config_groups.{name}.weights", found, "4 bits, float, group 16")
+        _check_weights(name, group.weights, _NVFP4)
     return Quantisation("nvfp4", (*(c.ignore or ()), *(c.exclude_modules or ())))
 
 
@@ -154,12 +148,8 @@ def _packed(c: _Json) -> Quantisation:
             raise _refuse(f"{where}.format", found, "'pack-quantized'")
         if group.input_activations is not None:
             raise _refuse(f"{where}.input_activations", group.input_activations, "null")
+        _check_weights(key, w, _PACKED)
         storage = f"int{w.num_bits}_g{w.group_size}"
-        if (w.type, w.strategy, w.symmetric, w.actorder or None) != ("int", "group", True, None) or (
-            storage not in _PACKED
-        ):
-            found = f"{w.num_bits} bits, {w.type}, {w.strategy} {w.group_size}, symmetric {w.symmetric}, {w.actorder}"
-            raise _refuse(f"{where}.weights", found, "4 or 8 bits, int, group 64 or 128, symmetric True, no actorder")
         for name in group.targets:
             _check_expression(f"{where}.targets", name)
         # The name of torch's class stands for every linear layer.
@@ -193,7 +183,18 @@ def _codebook(c: _Json, mixtures: Sequence[int]) -> Quantisation:
 MIXED = "dgpp_mixed346"
 """Experts of 3, 4 or 6 bits, or integers, as a recipe beside config.json says of each."""
 
-_PACKED = ("int4_g64", "int8_g64", "int4_g128", "int8_g128")
+_NVFP4: Mapping[str, Sequence[object]] = {"num_bits": (4,), "type": ("float",), "group_size": (16,)}
+_PACKED: Mapping[str, Sequence[object]] = {
+    "num_bits": (4, 8), "type": ("int",), "strategy": ("group",), "group_size": (64, 128), "symmetric": (True,),
+    "actorder": (None, False, ""),
+}  # fmt: skip
+"""By key of a group's weights, the values that can be loaded."""
+
+
+def _check_weights(group: str, weights: _Weights, known: Mapping[str, Sequence[object]]) -> None:
+    for key, only in known.items():
+        if (found := getattr(weights, key)) not in only:
+            raise _refuse(f"config_groups.{group}.weights.{key}", found, " or ".join(map(repr, only)))
 
 
 def _check_expression(key: str, name: str) -> None:

@@ -80,7 +80,7 @@ def test_a_config_it_cannot_serve_is_refused_by_field(field: str, value: object)
         (QUANTISED["nvfp4"] | {"group_size": 32}, "group_size"),
         (
             QUANTISED["nvfp4"] | {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}},
-            "config_groups.group_0.weights",
+            "config_groups.group_0.weights.num_bits",
         ),
     ],
 )  # fmt: skip

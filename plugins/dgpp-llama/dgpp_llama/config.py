@@ -15,6 +15,7 @@ from dgpp_core.api import (
     end_tokens,
     read_section,
     refuse,
+    require_values,
 )
 
 
@@ -52,6 +53,7 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True):
     sliding_window: int | None = None
 
 
+_ONLY: Mapping[str, object] = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 _POSITIVE = (
     "vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "intermediate_size",
     "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta",
@@ -76,8 +78,7 @@ def read_config(raw: Mapping[str, Any]) -> LlamaConfig:
     for name, section in sections.items():
         if (kind := section.get("rope_type", section.get("type", "default"))) != "default":
             raise refuse(f"{name}.rope_type", kind, "'default'")
-    if c.hidden_act != "silu" or c.attention_bias or c.mlp_bias:
-        raise refuse("hidden_act, attention_bias or mlp_bias", c.hidden_act, "'silu' and no biases")
+    require_values(c, only=_ONLY)
     kv_heads = c.num_key_value_heads or c.num_attention_heads
     if c.num_attention_heads % kv_heads:
         raise refuse("num_key_value_heads", kv_heads, f"a divisor of {c.num_attention_heads}")

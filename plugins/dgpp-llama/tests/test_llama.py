@@ -73,6 +73,15 @@ def test_a_config_it_cannot_serve_is_refused_by_field(field: str, value: object)
     assert field.split("_")[0] in str(refused.value)
 
 
+@pytest.mark.parametrize(("field", "only"), [("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)])
+def test_each_value_that_is_not_the_only_one_is_named_by_itself(field: str, only: object) -> None:
+    value = "gelu" if only == "silu" else True
+    with pytest.raises(ConfigError, match=f"^config.json: {field} is not supported\n") as refused:
+        read_config(dict(SPECS[0].tiny_config) | {field: value})
+    found = refused.value
+    assert (found.where, found.found, found.expected) == (field, repr(value), repr(only))
+
+
 def test_rotary_sections_that_contradict_each_other_are_refused() -> None:
     raw = dict(SPECS[0].tiny_config)
     base, nested = raw["rope_theta"], {"rope_type": "default", "rope_theta": raw["rope_theta"]}

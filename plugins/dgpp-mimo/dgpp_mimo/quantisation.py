@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError, refuse
+from dgpp_core.api import read_section, refuse
 
 WHERE = "quantization_config"
 
@@ -59,10 +59,7 @@ def read_quantisation(raw: Mapping[str, Any] | None) -> Quantisation:
     """
     if raw is None:
         return Quantisation()
-    try:
-        c = msgspec.convert(raw, _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: {WHERE} cannot be read", where=WHERE, found=str(error)) from error
+    c = read_section(raw, _Json, "a known quantisation", WHERE)
     for key, only in (("quant_method", "fp8"), ("fmt", "e4m3"), ("weight_block_size", [128, 128])):
         if (value := getattr(c, key)) != only:
             raise refuse(f"{WHERE}.{key}", value, repr(only))

@@ -102,8 +102,8 @@ def test_pieces_of_the_table_that_leave_none_empty_are_taken() -> None:
     [
         ({}, "quant_method"), (QUANTISED["fp8"] | {"weight_block_size": [64, 64]}, "weight_block_size"),
         (QUANTISED["nvfp4"] | {"quant_algo": "FP8"}, "quant_algo"),
-        (QUANTISED["nvfp4"] | {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, "group_0.weights"),
-        (QUANTISED["nvfp4"] | {"config_groups": {"group_0": None}}, "group_0.weights"),
+        (QUANTISED["nvfp4"] | {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, "group_0.weights.num_bits"),
+        (QUANTISED["nvfp4"] | {"config_groups": {"group_0": None}}, "group_0.weights.num_bits"),
     ],
 )  # fmt: skip
 def test_a_quantisation_it_cannot_load_is_refused_by_key(section: dict[str, Any], key: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dgpp_core.api import ConfigError, refuse
+from dgpp_core.api import read_section, refuse
 from dgpp_glm.quantisation import REGEX, WHERE, Quantisation, Rule, read_quantisation
 
 _LAYER = r"model\.language_model\.layers\.\d+"
@@ -70,10 +70,7 @@ def read_storages(raw: Mapping[str, Any] | None, mixtures: Sequence[int], draft:
 
 def _mixed(raw: Mapping[str, Any], mixtures: Sequence[int], draft: int) -> Quantisation:
     """Experts in NVFP4, with a scale that divides, in every layer but the draft layer; the rest in 8 bits."""
-    try:
-        c = msgspec.convert(raw, _Mixed)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: {WHERE} cannot be read", where=WHERE, found=str(error)) from error
+    c = read_section(raw, _Mixed, "a known quantisation", WHERE)
     known = _Experts(format="nvfp4-pack-quantized", num_bits=4, group_size=16, layers=tuple(mixtures))
     for field in _Experts.__struct_fields__:
         found, only = getattr(c.routed_experts, field), getattr(known, field)

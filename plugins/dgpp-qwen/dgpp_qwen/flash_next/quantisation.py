@@ -30,6 +30,9 @@ class Storages(msgspec.Struct, frozen=True):
     table: bool = False
 
 
+_NVFP4: Mapping[str, object] = {"num_bits": 4, "type": "float", "group_size": 16}
+
+
 def read_storages(raw: Mapping[str, Any] | None) -> Storages:
     """Check and read the section; without one everything is dense.
 
@@ -50,7 +53,8 @@ def read_storages(raw: Mapping[str, Any] | None) -> Storages:
         for name, group in groups.items() if isinstance(groups, Mapping) else ():
             weights = group.get("weights") if isinstance(group, Mapping) else None
             found = weights if isinstance(weights, Mapping) else {}
-            if (found.get("num_bits"), found.get("type"), found.get("group_size")) != (4, "float", 16):
-                raise refuse(f"{WHERE}.config_groups.{name}.weights", weights, "4 bits, float, group 16")
+            for key, only in _NVFP4.items():
+                if (value := found.get(key)) != only:
+                    raise refuse(f"{WHERE}.config_groups.{name}.weights.{key}", value, repr(only))
         return Storages("nvfp4", "fp8_block", True)
     raise refuse(f"{WHERE}.quant_method", method, "'fp8' or 'modelopt'")
