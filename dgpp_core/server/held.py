@@ -11,6 +11,7 @@ import msgspec
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.held_calls import call_source
 from dgpp_core.server.parse import shorten
+from dgpp_core.server.reasoning import DOES_NOT_THINK
 from dgpp_core.server.requests import ChatRequest, JsonSchemaFormat
 from dgpp_core.server.served import Served
 from dgpp_core.text.grammar.schema import SchemaError, check_schema
@@ -109,7 +110,9 @@ def within_budget(grammar: Grammar | None, budget: int | None, start: Start, ser
         return grammar
     param = "thinking_budget"
     if served.text.reasoning is None:
-        raise RequestError(f"`{param}`: this model does not think", param=param, code="unsupported_parameter")
+        raise RequestError(
+            f"`{param}`: {DOES_NOT_THINK}", param=param, code="unsupported_parameter", hint="leave it out"
+        )
     if not served.constrained:
         raise RequestError(
             f"`{param}`: a budget needs constrained decoding, which this model's engine does not offer",

@@ -99,9 +99,9 @@ def refuse(raw: dict[str, Any], if_present: Sequence[str], if_set: Sequence[str]
             raise unsupported(name, f"`{name}` is not supported")
 
 
-def unsupported(param: str, what: str) -> RequestError:
+def unsupported(param: str, what: str, hint: str = "") -> RequestError:
     """400 for a known feature that is not offered."""
-    return RequestError(what, param=param, code="unsupported_parameter")
+    return RequestError(what, param=param, code="unsupported_parameter", hint=hint)
 
 
 def check_stream_options(raw: dict[str, Any], members: Sequence[str] = STREAM_MEMBERS) -> None:

@@ -63,7 +63,7 @@ def chat_job(request: ChatRequest, served: Served) -> Job:
     logprobs = _chat_logprobs(request)
     n = _choices(request, served)
     params = sampling(request, served)
-    use = read_tools(request, served.text.tools, constrained=served.constrained)
+    use = read_tools(request, served.text.tools, served.text.template, constrained=served.constrained)
     schema = held_schema(request, served)
     shown, pictures = _render(request, use, served)
     inside = starts_in_reasoning(shown.text, served.text.reasoning)
@@ -93,7 +93,7 @@ def chat_tokens(request: ChatRequest, served: Served) -> list[int]:
     Raises:
         RequestError: it has none.
     """
-    use = read_tools(request, served.text.tools, constrained=served.constrained)
+    use = read_tools(request, served.text.tools, served.text.template, constrained=served.constrained)
     return _tokens(*_render(request, use, served), served).ids
 
 
@@ -123,7 +123,10 @@ def _render(request: ChatRequest, use: ToolUse, served: Served) -> tuple[Shown, 
     template = served.text.template
     if template is None:
         raise RequestError(
-            "this model has no chat template", param="messages", hint="use /v1/completions with a prompt of your own"
+            "this model has no chat template",
+            param="messages",
+            hint="use /v1/completions with a prompt of your own, or put the release's chat_template.jinja into the "
+            "checkpoint's folder",
         )
     variables = template_variables(
         request.reasoning_effort,

@@ -8,11 +8,15 @@ from typing import Any, get_args
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.parse import shorten
 from dgpp_core.server.requests import Effort
-from dgpp_core.text.switches import HISTORY
+from dgpp_core.text.switches import HISTORY, Switches
 
 EFFORTS: tuple[str, ...] = get_args(Effort)
 SWITCHES = ("enable_thinking", "thinking")
 """Two names of one thing in a request."""
+DOES_NOT_THINK = (
+    "this model does not think: its family names no marks of reasoning, "
+    "and `<think>` and `</think>` are no tokens of the checkpoint"
+)
 
 
 def effort_mapping(native: Mapping[str, str], switches: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -67,6 +71,21 @@ def template_variables(
     return found
 
 
+def without_effect(switches: Switches) -> str:
+    """What requests that set the ignored of ``switches`` come to, and how that could be changed; for the log."""
+    dead = [name for name in switches.ignored if name not in HISTORY and name != "reasoning_effort"]
+    on = " and ".join(switches.thinking)
+    told = []
+    if dead:
+        refused = "a request that turns thinking on or off gets a 400"
+        told.append(f"requests turn thinking on and off through {on} alone" if on else refused)
+    if "reasoning_effort" in switches.ignored:
+        told.append(f"reasoning_effort only turns thinking on or off, through {on}" if on else "an effort gets a 400")
+    if history := [name for name in switches.ignored if name in HISTORY]:
+        told.append(f"{', '.join(history)} may be sent and changes nothing")
+    return "; ".join([*told, "where the release has another chat_template.jinja, put it into the checkpoint's folder"])
+
+
 def _thinking(given: Mapping[str, Any], switches: Collection[str]) -> bool | None:
     values: dict[bool, str] = {}
     for name in SWITCHES:
@@ -75,7 +94,13 @@ def _thinking(given: Mapping[str, Any], switches: Collection[str]) -> bool | Non
             if not isinstance(value, bool):
                 raise _not_boolean(name, value)
             if not switches:
-                raise _unknown(name, "changes nothing: this model's chat template has no thinking switch")
+                raise _unknown(
+                    name,
+                    "changes nothing: the chat template of the checkpoint has no thinking switch",
+                    "leave it out, or serve a release whose chat template acts on `enable_thinking` or `thinking`; the "
+                    "template is chat_template.jinja in the checkpoint's folder, or `chat_template` in "
+                    "tokenizer_config.json there",
+                )
             values[value] = name
     if len(values) == 2:
         raise RequestError(
@@ -96,10 +121,12 @@ def _effort(effort: str | None, given: Mapping[str, Any], efforts: Mapping[str, 
     if effort is None or (isinstance(effort, str) and effort in efforts):
         return effort
     available = ", ".join(efforts) or "none at all"
+    no_effort = "leave it out: the chat template of the checkpoint acts on no effort and has no thinking switch"
     raise RequestError(
         f"`{param}`: {shorten(effort)} is not available for this model; available: {available}",
         param=param,
         code="unsupported_reasoning_effort",
+        hint="" if efforts else no_effort,
     )
 
 
@@ -107,7 +134,7 @@ def _history(name: str, value: Any, variables: Collection[str]) -> bool:
     if not isinstance(value, bool):
         raise _not_boolean(name, value)
     if name not in variables:
-        raise _unknown(name, "changes nothing: this model's chat template does not read it")
+        raise _unknown(name, "changes nothing: the chat template of the checkpoint does not read it", "leave it out")
     return value
 
 
@@ -116,6 +143,6 @@ def _not_boolean(name: str, value: Any) -> RequestError:
     return RequestError(f"`{param}`: expected true or false, found {shorten(value)}", param=param)
 
 
-def _unknown(name: str, what: str) -> RequestError:
+def _unknown(name: str, what: str, hint: str = "") -> RequestError:
     param = f"chat_template_kwargs.{name}"
-    return RequestError(f"`{param}` {what}", param=param, code="unsupported_parameter")
+    return RequestError(f"`{param}` {what}", param=param, code="unsupported_parameter", hint=hint)

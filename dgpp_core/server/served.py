@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -103,6 +104,6 @@ def served_model(
         created=created,
         constrained=ready.constrained and bool(text.defaults.eos_ids),
         trial=trial,
-        sight=sight_of(options.vision, text, options.images),
+        sight=sight_of(options.vision, text, Path(options.checkpoint), options.images),
         files=files or Files(options.files),
     )

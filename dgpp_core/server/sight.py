@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,17 +41,30 @@ class Sight(msgspec.Struct, frozen=True, eq=False):
     turn: threading.BoundedSemaphore
 
 
-def sight_of(vision: Vision | None, text: TextStack, limits: ImageInputs = DEFAULTS) -> Sight | None:
-    """How images are shown to the model of ``vision``; None where it takes none, or its template shows none."""
+def sight_of(vision: Vision | None, text: TextStack, checkpoint: Path, limits: ImageInputs = DEFAULTS) -> Sight | None:
+    """How images are shown to the model of ``vision``; None where it takes none, or its template shows none.
+
+    Args:
+        checkpoint: the folder of the model's files, for the log.
+    """
     if vision is None or text.template is None:
         return None
     marker = text.tokenizer.decode([vision.placeholder], skip_special=False)
     if not text.tokenizer.is_added(marker):
-        log.warning("images are not served: the placeholder %d is no added token", vision.placeholder)
+        log.warning(
+            "images are not served, and a request with one gets a 400: token %d, the placeholder of images by "
+            "%s, is no added token of tokenizer.json there; take both files from one release (random checkpoints have "
+            "no such token)",
+            vision.placeholder, checkpoint / "config.json",
+        )  # fmt: skip
         return None
     roles = frozenset(role for role in ("user", "tool") if _shows(text, role, marker))
     if not roles:
-        log.warning("images are not served: the chat template does not write %s for an image", marker)
+        log.warning(
+            "images are not served, and a request with one gets a 400: %s: the chat template does not write %s for an "
+            "image; where the release has another chat_template.jinja, put it into the checkpoint's folder",
+            text.template.name, marker,
+        )  # fmt: skip
         return None
     return Sight(vision, marker, roles, limits, threading.BoundedSemaphore(limits.workers))
 

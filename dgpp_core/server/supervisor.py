@@ -31,6 +31,7 @@ from dgpp_core.server.options import ServeOptions
 from dgpp_core.server.page import page_routes
 from dgpp_core.server.progress import LoadingDisplay
 from dgpp_core.server.ranks import LEAVE_S, describe_status, listen_for_ranks, local_ranks, rank_environ, ranks_of
+from dgpp_core.server.reasoning import without_effect
 from dgpp_core.server.served import served_model
 from dgpp_core.server.service import Outside, Service
 from dgpp_core.server.statistics import report
@@ -90,8 +91,9 @@ def run(
     for warning in exposure(options.http):
         log.warning("%s", warning)
     text = load_text(Path(options.checkpoint), options.dialect, config_eos=options.config_eos)
-    if text.switches.ignored:
-        log.warning("the chat template makes nothing of %s", ", ".join(text.switches.ignored))
+    if text.template is not None and text.switches.ignored:
+        names, follows = ", ".join(text.switches.ignored), without_effect(text.switches)
+        log.warning("%s: the chat template makes nothing of %s: %s", text.template.name, names, follows)
     listener = listen(options.http.bind_host, options.http.port)
     stopping = stopping or Stopping()
     outside = Outside(clock=time.monotonic, time=time.time, random_bytes=os.urandom)

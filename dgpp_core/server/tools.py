@@ -10,6 +10,7 @@ import msgspec
 from dgpp_core.api.errors import RequestError
 from dgpp_core.server.parse import shorten
 from dgpp_core.server.requests import ChatRequest
+from dgpp_core.text.template import ChatTemplate
 from dgpp_core.text.tools.dialect import ToolDialect
 from dgpp_core.text.tools.rules import CallRules, InputGrammar, Tool, custom_tool, tool_of
 from dgpp_core.text.tools.writer import NAME
@@ -39,11 +40,14 @@ class _Defined(msgspec.Struct, frozen=True):
     tool: Tool
 
 
-def read_tools(request: ChatRequest, dialect: ToolDialect | None, *, constrained: bool) -> ToolUse:
+def read_tools(
+    request: ChatRequest, dialect: ToolDialect | None, template: ChatTemplate | None, *, constrained: bool
+) -> ToolUse:
     """The tools of ``request``.
 
     Args:
         dialect: how the model writes calls, or None.
+        template: the chat template, of which an error tells.
         constrained: replies can be kept to a grammar.
 
     Raises:
@@ -55,7 +59,7 @@ def read_tools(request: ChatRequest, dialect: ToolDialect | None, *, constrained
             raise RequestError("`tool_choice` needs `tools`", param="tool_choice")
         return ToolUse()
     if dialect is None:
-        raise RequestError("this model cannot call tools", param="tools", code="tools_unsupported")
+        raise _cannot_call(template)
     spaces = dialect.name == "dsml"
     defined = [_defined(raw, f"tools[{at}]", spaces, constrained) for at, raw in enumerate(request.tools)]
     _check_unique(defined, request.tools)
@@ -75,6 +79,21 @@ def read_tools(request: ChatRequest, dialect: ToolDialect | None, *, constrained
     # A tool that must be called stays among the others, as it was in the turns before: only a subset is shown alone.
     shown = defined if alone else kept
     return ToolUse(shown=tuple(found.shown for found in shown), rules=rules)
+
+
+def _cannot_call(template: ChatTemplate | None) -> RequestError:
+    hint = (
+        "leave `tools` out, or serve a release whose chat template has such a form; the template is "
+        "chat_template.jinja in the checkpoint's folder, or `chat_template` in tokenizer_config.json there"
+    )
+    if template is None:
+        why = "the checkpoint has no chat template"
+    elif "tools" not in template.variables:
+        why = "the chat template of the checkpoint has no form for tools"
+    else:
+        why = "chat template and added tokens of the checkpoint have no form of calls that is known here"
+        hint += "; known are those of GLM, DeepSeek, Qwen and MiMo"
+    return RequestError(f"this model cannot call tools: {why}", param="tools", code="tools_unsupported", hint=hint)
 
 
 def _defined(raw: Any, path: str, spaces: bool, constrained: bool) -> _Defined:

@@ -33,6 +33,7 @@ class ChatTemplate:
         TokenizerError: the source does not compile.
 
     Attributes:
+        name: as given.
         variables: top-level variables that the template reads and does not define itself.
     """
 
@@ -44,6 +45,7 @@ class ChatTemplate:
         clock: Callable[[], datetime] | None = None,
         name: str = "chat template",
     ) -> None:
+        self.name = name
         environment = _environment(clock or datetime.now)
         try:
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))

@@ -315,7 +315,7 @@ LIMITS = [
 def test_limits_are_settings(
     seeing_text: TextStack, placeholder: int, limits: ImageInputs, count: int, place: str, says: str
 ) -> None:
-    sight, files = sight_of(flash_vision({}, placeholder), seeing_text, limits), Files(FileInputs())
+    sight, files = sight_of(flash_vision({}, placeholder), seeing_text, Path(), limits), Files(FileInputs())
     with pytest.raises(RequestError, match=says) as caught:
         attach(user(*[part(OTHER)] * count), sight, files)
     assert (caught.value.param, caught.value.code) == (f"messages[0].{place}", "invalid_image")
@@ -371,19 +371,24 @@ def test_a_template_without_images_serves_text(
     stack = load_text(write_checkpoint(tmp_path, (PAD, START, END), plain), None, config_eos=(1,))
     number = stack.tokenizer.id_of(PAD)
     assert number is not None
-    assert sight_of(flash_vision({}, number), stack) is None
-    assert "does not write <|image_pad|>" in caplog.text
+    assert sight_of(flash_vision({}, number), stack, tmp_path) is None
+    assert stack.template is not None
+    assert f"{stack.template.name}: the chat template does not write <|image_pad|>" in caplog.text
 
 
-def test_a_placeholder_that_is_no_token_of_its_own_is_not_used(seeing_text: TextStack) -> None:
-    assert sight_of(flash_vision({}, 70), seeing_text) is None
-    assert sight_of(None, seeing_text) is None
+def test_a_placeholder_that_is_no_token_of_its_own_is_not_used(
+    seeing_text: TextStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sight_of(None, seeing_text, tmp_path) is None
+    assert not caplog.text
+    assert sight_of(flash_vision({}, 70), seeing_text, tmp_path) is None
+    assert f"token 70, the placeholder of images by {tmp_path / 'config.json'}, is no added token" in caplog.text
 
 
 def test_turns_move_along_with_the_images_before_them(seeing: Any, seeing_text: TextStack) -> None:
     from dgpp_core.server.sight import Shown, place
 
-    sight = sight_of(flash_vision({}, seeing_text.tokenizer.id_of(PAD) or 0), seeing_text)
+    sight = sight_of(flash_vision({}, seeing_text.tokenizer.id_of(PAD) or 0), seeing_text, Path())
     assert sight is not None
     pad = sight.vision.placeholder
     pictures = [lay_out(Image.new("RGB", size), sight.vision, 1024) for size in ((64, 64), (320, 256))]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from dgpp_core.api.errors import RequestError
-from dgpp_core.server.reasoning import EFFORTS, effort_mapping, template_variables
+from dgpp_core.server.reasoning import EFFORTS, effort_mapping, template_variables, without_effect
 from dgpp_core.testing.fake_worker import FakeScript
+from dgpp_core.text.switches import Switches
 
 LEVELS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """What a template may call the efforts."""
@@ -79,6 +80,36 @@ def test_refusals(kind: str, effort: str | None, kwargs: dict[str, Any], param: 
     with pytest.raises(RequestError) as raised:
         resolve(kind, effort, **kwargs)
     assert (raised.value.status, raised.value.param, raised.value.code) == (400, param, code)
+
+
+@pytest.mark.parametrize(
+    ("effort", "kwargs", "cause"),
+    [
+        (None, {"enable_thinking": True}, "the chat template of the checkpoint has no thinking switch"),
+        (None, {"clear_thinking": True}, "the chat template of the checkpoint does not read it"),
+        ("low", {}, "available: none at all"),
+    ],
+)
+def test_a_refusal_of_the_template_says_why_and_what_to_do(effort: str, kwargs: dict[str, Any], cause: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        resolve("none", effort, **kwargs)
+    assert cause in raised.value.what
+    assert raised.value.hint.startswith("leave it out")
+
+
+@pytest.mark.parametrize(
+    ("switches", "follows"),
+    [
+        (Switches(ignored=("enable_thinking",)), "a request that turns thinking on or off gets a 400; where"),
+        (Switches(ignored=("reasoning_effort", "clear_thinking")),
+         "an effort gets a 400; clear_thinking may be sent and changes nothing; where"),
+        (Switches(("thinking",), ignored=("deep", "reasoning_effort")),
+         "requests turn thinking on and off through thinking alone; "
+         "reasoning_effort only turns thinking on or off, through thinking; where"),
+    ],
+)  # fmt: skip
+def test_what_the_log_says_of_idle_variables(switches: Switches, follows: str) -> None:
+    assert without_effect(switches).startswith(follows)
 
 
 def test_thinking_off_starts_in_the_answer(fake: Any) -> None:

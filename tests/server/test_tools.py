@@ -294,7 +294,7 @@ def test_what_the_template_sees(glm: Any) -> None:
     given = {"function": WEATHER["function"] | {"x-more": 1, "strict": False}, "extra": 2, "type": "function"}
     flat = {"name": "flat", "parameters": {"properties": {}}, "other": 1}
     request = ChatRequest(model="fake", messages=[1], tools=[given, flat])
-    use = read_tools(request, dialect("glm"), constrained=False)
+    use = read_tools(request, dialect("glm"), None, constrained=False)
     assert json.dumps(use.shown) == json.dumps(
         [
             {"function": WEATHER["function"] | {"strict": False}, "type": "function"},
@@ -390,7 +390,17 @@ def test_taken(glm: Any, fields: Any) -> None:
 
 def test_a_model_without_tools(fake: Any, glm: Any) -> None:
     reply = fake.chat(tools=TOOLS)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["code"] == "tools_unsupported"
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "tools", "tools_unsupported")
+    assert "the chat template of the checkpoint has no form for tools (leave `tools` out, or serve" in error["message"]
     assert fake.openai().models.retrieve("fake").tools == {"available": False, "constrained": False}
     assert glm.openai().models.retrieve("fake").tools == {"available": True, "constrained": False}
+
+
+def test_a_template_whose_form_of_calls_is_not_known(serve_fake: Any, write_checkpoint: Any, tmp_path: Any) -> None:
+    """Calls as bare JSON: shown to the model, and read by no dialect."""
+    bare = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with serve_fake(model=write_checkpoint(tmp_path, (), bare)) as running:
+        message = running.chat(tools=TOOLS).json()["error"]["message"]
+    assert "no form of calls that is known here" in message
+    assert "GLM, DeepSeek, Qwen and MiMo" in message

@@ -22,6 +22,7 @@ from dgpp_core.server.messages.requests import (
 )
 from dgpp_core.server.parse import parse_body, read_fields
 from dgpp_core.server.prepare import chat_job, chat_tokens
+from dgpp_core.server.reasoning import DOES_NOT_THINK
 from dgpp_core.server.requests import ChatRequest, JsonSchemaFormat, ResponseFormat
 from dgpp_core.server.served import Served
 from dgpp_core.server.translate import Paths, as_chat
@@ -173,7 +174,7 @@ def _template_kwargs(request: CountMessagesRequest, paths: Paths, served: Served
     wanted = request.thinking.type != "disabled"
     if not served.text.switches.thinking:
         if wanted and served.text.reasoning is None:
-            raise unsupported("thinking", "`thinking`: this model does not think")
+            raise unsupported("thinking", f"`thinking`: {DOES_NOT_THINK}", "leave it out")
         if wanted == (served.text.reasoning is not None):
             return given
     # Two names of one switch: the client may have used the first, and then both must say the same.

@@ -42,7 +42,7 @@ export class Settings {
     select.value = efforts.includes(this.effort) ? this.effort : "";
     const tools = this.form.elements.tools;
     tools.disabled = $("tools-example").disabled = !model.tools.available;
-    tools.placeholder = model.tools.available ? "" : "This model cannot call tools.";
+    tools.placeholder = model.tools.available ? "" : "This model's chat template has no form for tools that is known here.";
   }
 
   /** The members of a request. */
