@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -139,10 +139,18 @@ class LoadedModel:
 
     Every method may raise `PluginError` (the hook raised or returned the wrong thing), and what the hook raises of
     dgpp's own errors.
+
+    Args:
+        accepting: the names of the installed models that accept one of some ``architectures``.
     """
 
-    def __init__(self, spec: ModelSpec, hooks: PluginHooks) -> None:
-        self.spec, self.hooks = spec, hooks
+    def __init__(
+        self,
+        spec: ModelSpec,
+        hooks: PluginHooks,
+        accepting: Callable[[Sequence[str]], Sequence[str]] = lambda architectures: (),
+    ) -> None:
+        self.spec, self.hooks, self._accepting = spec, hooks, accepting
 
     @property
     def plugin(self) -> Plugin:
@@ -152,9 +160,13 @@ class LoadedModel:
     def read_config(self, raw: Mapping[str, Any], scaling: Mapping[str, Any] | None = None) -> ModelConfig:
         """A parsed config.json as the family's own struct; `ConfigError` names the field that is wrong.
 
+        One whose ``architectures`` are those of other installed models is refused before the family's reader sees it;
+        those that no installed model has are left to it.
+
         Args:
             scaling: ``rope_scaling`` of the deployment.
         """
+        self._require_own(raw.get("architectures"))
         if scaling is not None:
             raw = self._rescaled(raw, scaling)
         read, name = self.spec.read_config, f"read_config of {self.spec.name}"
@@ -165,6 +177,18 @@ class LoadedModel:
         core = {field: getattr(config, field) for field in ModelConfig.__struct_fields__}
         self.hooks.convert(core, ModelConfig, name, "ModelConfig", place)
         return config
+
+    def _require_own(self, given: Any) -> None:
+        shown = [name for name in given if isinstance(name, str)] if isinstance(given, list | tuple) else []
+        own, others = self.spec.architectures, self._accepting(shown)
+        if not others or set(shown) & set(own):
+            return
+        chosen = " or ".join(f"--plugin {name}" for name in others)
+        raise ConfigError(
+            f"config.json describes {' or '.join(others)}, not {self.spec.name}", where="architectures",
+            found=", ".join(shown), expected=" or ".join(own),
+            hint=f"{chosen}, or leave --plugin out" if len(others) == 1 else chosen,
+        )  # fmt: skip
 
     def _rescaled(self, raw: Mapping[str, Any], scaling: Mapping[str, Any]) -> Mapping[str, Any]:
         if (rescale := self.spec.rescale) is None:

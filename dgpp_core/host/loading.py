@@ -42,7 +42,7 @@ class PluginHost:
         defined: dict[str, list[LoadedModel]] = defaultdict(list)
         for own, specs in hooks:
             for spec in specs:
-                defined[spec.name].append(LoadedModel(spec, own))
+                defined[spec.name].append(LoadedModel(spec, own, self._accepting))
         self._models = {name: models[0] for name, models in sorted(defined.items()) if len(models) == 1}
         self._hooks = [own for own, _ in hooks]
         self.plugins = tuple(own.plugin for own, _ in hooks)
@@ -69,16 +69,16 @@ class PluginHost:
         Raises:
             PluginError: none does, or several do.
         """
-        found = [m for m in self._models.values() if set(m.spec.architectures) & set(architectures)]
+        found = self._accepting(architectures)
         if len(found) == 1:
-            return found[0]
+            return self._models[found[0]]
         shown = ", ".join(architectures) or "none given"
         if not found:
             raise self._unknown(f"no installed plugin accepts the architecture {shown}", shown)
-        names = ", ".join(model.spec.name for model in found)
         raise PluginError(
-            f"several models accept the architecture {shown}", found=names, expected="one", hint="name it with --plugin"
-        )
+            f"several models accept the architecture {shown}", found=", ".join(found), expected="one",
+            hint="name it with --plugin",
+        )  # fmt: skip
 
     def find_repository(self, repository: str) -> LoadedModel | None:
         """The one model that has ``repository`` as its default or as a release."""
@@ -89,16 +89,28 @@ class PluginHost:
         """The plugins that implement the optional ``hook``, for example ``dgpp_routes``."""
         return tuple(own for own in self._hooks if own.has(hook))
 
+    def _accepting(self, architectures: Sequence[str]) -> Sequence[str]:
+        """The names of the models that accept one of ``architectures``."""
+        return [name for name, m in self._models.items() if set(m.spec.architectures) & set(architectures)]
+
+    def _models_of(self, name: str) -> str:
+        """A hint for the name of a plugin, or of its package, where a model's is wanted; empty for any other name."""
+        plugin = next((plugin for plugin in self.plugins if name in (plugin.name, plugin.distribution)), None)
+        if plugin is None:
+            return ""
+        names = [model.spec.name for model in self._models.values() if model.plugin == plugin]
+        return f"`{name}` is a plugin: name a model of it, {' or '.join(names) or 'of which it has none'}"
+
     def _unknown(self, what: str, name: str) -> PluginError:
         blame = [problem for problem in self.problems if name in problem.models or not problem.models]
         reasons = "; ".join(f"{p.plugin.identity()}: {p.what}" for p in blame)
         hints = (
-            did_you_mean(name, self._models),
+            self._models_of(name) or did_you_mean(name, self._models),
             f"unusable: {reasons} (see `dgpp plugins list`)" if reasons else "",
         )
         known = ", ".join(self._models)
         advice = (
-            "; ".join(filter(None, hints)) or "install the package that has it (for example `pip install dgpp-llama`)"
+            "; ".join(filter(None, hints)) or "install the package that has it (`dgpp plugins list` shows those here)"
         )
         expected = f"one of {known}" if known else "a model; none is available"
         return PluginError(what, found=name, expected=expected, hint=advice)

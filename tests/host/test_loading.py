@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dgpp_core.api import PluginError
+from dgpp_core.api import ConfigError, PluginError
+from dgpp_core.checkpoint.config_json import read_config
 from dgpp_core.host.loading import PluginHost, Problem, load_plugins
 
 Edit = Callable[[str, str], str]
@@ -150,6 +153,89 @@ def test_an_unknown_model_lists_the_known_the_near_and_the_broken(shelf: Any) ->
     assert caught.value.expected == "one of alpha"
     assert "did you mean `alpha`?" in caught.value.hint
     assert "dist-broken 1.5 (entry point broken = shelf_broken): the plugin cannot be imported" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["alpha", "dist-alpha"])
+def test_a_plugins_name_where_a_models_is_wanted_gets_its_models(shelf: Any, edited: Edit, name: str) -> None:
+    shelf.add("alpha", edited('(spec("MODEL"),)', '(spec("alpha-big"), spec("alpha-small"))'))
+    shelf.add("beta")
+    with pytest.raises(PluginError) as caught:
+        load(shelf).model(name)
+    assert caught.value.hint == f"`{name}` is a plugin: name a model of it, alpha-big or alpha-small"
+
+
+def test_a_name_that_is_nothings_gets_no_package_that_may_be_installed(shelf: Any) -> None:
+    shelf.add("alpha")
+    with pytest.raises(PluginError) as caught:
+        load(shelf).model("quite-another")
+    assert caught.value.hint == "install the package that has it (`dgpp plugins list` shows those here)"
+
+
+def refusal(host: PluginHost, model: str, architectures: object) -> dict[str, str]:
+    """What is said of a config.json with these ``architectures``; empty where the model's reader takes it."""
+    try:
+        host.model(model).read_config({"vocab_size": 16, "architectures": architectures})
+    except ConfigError as error:
+        return error.parts()
+    return {}
+
+
+def test_a_config_of_another_installed_model_is_refused_by_name_before_it_is_read(shelf: Any, edited: Edit) -> None:
+    shelf.add(
+        "alpha", edited('vocab_size=raw["vocab_size"]', 'vocab_size=raw["key of alpha"]').replace("MODEL", "alpha")
+    )
+    shelf.add("beta")
+    host = load(shelf)
+    assert refusal(host, "alpha", ["BetaForCausalLM"]) == {
+        "what": "config.json describes beta, not alpha",
+        "where": "architectures",
+        "found": "BetaForCausalLM",
+        "expected": "AlphaForCausalLM",
+        "hint": "--plugin beta, or leave --plugin out",
+    }
+    with pytest.raises(PluginError, match="read_config of alpha"):
+        host.model("alpha").read_config({"architectures": ["AlphaForCausalLM"]})
+
+
+@pytest.mark.parametrize(
+    "architectures",
+    [
+        None,
+        [],
+        "BetaForCausalLM",
+        [3, ["BetaForCausalLM"]],
+        ["GammaForCausalLM"],
+        ["BetaForCausalLM", "AlphaForCausalLM"],
+    ],
+)
+def test_architectures_of_the_model_or_of_none_are_left_to_its_reader(shelf: Any, architectures: object) -> None:
+    shelf.add("alpha")
+    shelf.add("beta")
+    assert refusal(load(shelf), "alpha", architectures) == {}
+
+
+def test_a_config_that_several_others_accept_names_each(shelf: Any, edited: Edit) -> None:
+    shared = edited('architectures=(name.title() + "ForCausalLM",)', 'architectures=("SharedForCausalLM",)')
+    shelf.add("alpha")
+    shelf.add("beta", shared.replace("MODEL", "beta"))
+    shelf.add("gamma", shared.replace("MODEL", "gamma"))
+    host = load(shelf)
+    assert refusal(host, "alpha", ["SharedForCausalLM"])["hint"] == "--plugin beta or --plugin gamma"
+    assert refusal(host, "beta", ["SharedForCausalLM"]) == {}
+
+
+def test_every_installed_model_refuses_the_checkpoints_of_every_other(tmp_path: Path) -> None:
+    host = load_plugins(environ={})
+    for name, spec in host.models().items():
+        (tmp_path / "config.json").write_text(json.dumps(spec.tiny_config))
+        for other in host.models():
+            if other != name:
+                model = host.model(other)
+                with pytest.raises(ConfigError) as caught:
+                    read_config(tmp_path, model.read_config, model.spec.full_config)
+                assert caught.value.what == f"config.json describes {name}, not {other}"
+                assert caught.value.where == f"{tmp_path / 'config.json'}, architectures"
+                assert caught.value.hint == f"--plugin {name}, or leave --plugin out"
 
 
 def test_a_model_is_found_by_architecture_and_by_repository(shelf: Any) -> None:

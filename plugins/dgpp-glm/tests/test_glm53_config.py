@@ -77,7 +77,7 @@ def changed(**weights: Any) -> dict[str, Any]:
     ("section", "key"),
     [
         (changed(num_bits=3), "group_0.weights.num_bits"), (changed(group_size=32), "group_0.weights.group_size"),
-        (changed(symmetric=False), "group_0.weights.symmetric"), (changed(actorder="group"), "group_0.weights.actorder"),
+        (changed(symmetric=False), "group_0.weights.symmetric"), (changed(actorder="group"), "weights.actorder"),
         (changed(strategy="channel"), "group_0.weights.strategy"), (changed(type="float"), "group_0.weights.type"),
         (QUANTISED["int4int8"] | {"config_groups": {}}, "config_groups"),
         (QUANTISED["int4int8"] | {"ignore": ["re:("]}, "ignore"),
