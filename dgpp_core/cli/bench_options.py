@@ -13,7 +13,7 @@ import click
 from dgpp_core.api.errors import ConfigError
 from dgpp_core.api.spec import ModelConfig
 from dgpp_core.cli.serving import choose, find_checkpoint
-from dgpp_core.cli.synth import in_format, shortened
+from dgpp_core.cli.synth import in_format, number_formats, shortened
 from dgpp_core.host.loaded import LoadedModel
 from dgpp_core.host.loading import load_plugins
 
@@ -79,7 +79,7 @@ def source_of(
     model = load_plugins(environ=os.environ).model(plugin)
     raw: Mapping[str, Any] = model.spec.full_config if layers is None else shortened(model.spec, layers)
     if form is not None:
-        raw = in_format(model.spec, raw, form.lower())[0]
+        raw = in_format(model.spec, raw, form.lower(), number_formats(model))[0]
     return model, model.read_config(raw)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from dgpp_core.api.errors import ConfigError
+from dgpp_core.api.nearest import did_you_mean
 from dgpp_core.api.spec import ModelSpec
 from dgpp_core.checkpoint.headers import DTYPE_BITS
 from dgpp_core.cli.command import GuardedCommand, json_option, print_json
-from dgpp_core.host.loading import load_plugins
+from dgpp_core.host.loading import LoadedModel, load_plugins
 
 LAYERS = "num_hidden_layers"
 QUANTISATION = "quantization_config"
@@ -66,25 +67,36 @@ def example_config(spec: ModelSpec, tiny: bool, layers: int | None) -> Mapping[s
     return spec.tiny_config if tiny else spec.full_config if layers is None else shortened(spec, layers)
 
 
-def in_format(spec: ModelSpec, config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
+def number_formats(model: LoadedModel) -> tuple[str, ...]:
+    """The dtypes that tensors of the model can have where nothing is quantised."""
+    tiny = {key: value for key, value in model.spec.tiny_config.items() if key != QUANTISATION}
+    table = model.bindings(model.read_config(tiny))
+    kinds = {kind for binding in table.tensors if binding.storage == "dense" for kind in binding.formats}
+    return tuple(sorted(kinds))
+
+
+def in_format(
+    spec: ModelSpec, config: Mapping[str, Any], name: str, numbers: Sequence[str] = tuple(DTYPE_BITS)
+) -> tuple[Mapping[str, Any], str]:
     """``config`` as that of a checkpoint in the format ``name``, and the dtype of the tensors that can have it.
 
     A number format gives a checkpoint that is not quantised.
 
+    Args:
+        numbers: the number formats that are allowed; see `number_formats`.
+
     Raises:
-        ConfigError: neither a weight format of the model nor a number format.
+        ConfigError: neither a weight format of the model nor a number format that is allowed.
     """
     if name in spec.quantised:
         return _renumbered(spec, {**config, QUANTISATION: spec.quantised[name]}), "BF16"
-    if name.upper() not in DTYPE_BITS:
-        raise _no_format(spec, name, [kind.lower() for kind in DTYPE_BITS])
+    if name.upper() not in numbers:
+        known = [*(kind.lower() for kind in numbers), *spec.quantised]
+        raise ConfigError(
+            f"{spec.name} has no such format", where="--format", found=name, expected=f"one of {', '.join(known)}",
+            hint=did_you_mean(name, known) or "leave --format out: then it is what the model's config.json says",
+        )  # fmt: skip
     return {key: value for key, value in config.items() if key != QUANTISATION}, name.upper()
-
-
-def _no_format(spec: ModelSpec, name: str, kinds: Sequence[str]) -> ConfigError:
-    known = ", ".join([*kinds, *spec.quantised])
-    what = f"no tensor of {spec.name} can be stored so"
-    return ConfigError(what, where="--format", found=name, expected=f"one of {known}")
 
 
 def _renumbered(spec: ModelSpec, config: dict[str, Any]) -> dict[str, Any]:
@@ -132,11 +144,8 @@ def command(
     model = load_plugins(environ=os.environ).model(name)
     raw, dtype = example_config(model.spec, tiny, layers), "BF16"
     if form is not None:
-        raw, dtype = in_format(model.spec, raw, form.lower())
+        raw, dtype = in_format(model.spec, raw, form.lower(), number_formats(model))
     table = model.bindings(model.read_config(raw))
-    kinds = {kind for binding in table.tensors if binding.storage == "dense" for kind in binding.formats}
-    if dtype not in kinds:
-        raise _no_format(model.spec, dtype.lower(), sorted(kind.lower() for kind in kinds))
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError("the folder is not empty", where=str(folder), hint="name a new one, or empty it")
     with LoadingDisplay(Console(stderr=True)) as display:

@@ -138,7 +138,23 @@ def _explain(message: str, raw: object, kind: type, where: str) -> NoReturn:
         where=where,
         found=shown(value),
         expected=allowed(info),
+        hint=_default(kind, [key for key, _ in steps]),
     )
+
+
+def _default(kind: type, keys: Sequence[str]) -> str:
+    """A hint that a key may be left out, where it has a default that is a number or a text."""
+    info: inspect.Type = inspect.type_info(kind)
+    default: object = None
+    for key in keys:
+        info = _structural(info)
+        field = next((f for f in getattr(info, "fields", ()) if f.encode_name == key), None)
+        if field is None:  # an entry of a list or of an object with any keys
+            return ""
+        info, default = field.type, field.default
+    if isinstance(default, bool | int | float | str) and default != "":
+        return f"choose such a value, or leave it out for the default, {shown(default)}"
+    return ""
 
 
 def _refuse_unknown(key: str, place: str, value: object, info: inspect.Type, where: str) -> NoReturn:

@@ -12,6 +12,7 @@ import msgspec
 
 from dgpp_core.api.bindings import BindingTable
 from dgpp_core.api.errors import DgppError, PluginError
+from dgpp_core.api.nearest import did_you_mean
 from dgpp_core.api.spec import ModelConfig
 from dgpp_core.host.loading import LoadedModel, Plugin, PluginHost
 
@@ -76,6 +77,7 @@ def _find(host: PluginHost, name: str) -> Plugin:
         f"there is no plugin {name!r}",
         found=name,
         expected="one of " + (", ".join(names) or "none: no plugin is there"),
+        hint=did_you_mean(name, [*names, *host.models()]) or "`dgpp plugins list` shows them with packages and models",
     )
 
 

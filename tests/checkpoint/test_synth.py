@@ -128,6 +128,7 @@ def test_a_full_disk_is_seen_before_the_first_byte(
     with pytest.raises(CheckpointError, match="no room") as caught:
         synthesise(spec, table, spec.tiny_config, tmp_path, seed=1)
     assert str(tmp_path) in str(caught.value)
+    assert all(flag in caught.value.hint for flag in ("--tiny", "--layers N", "--format"))
     assert not list(tmp_path.glob("*.safetensors"))
 
 

@@ -13,10 +13,11 @@ import torch
 from click.testing import CliRunner, Result
 
 from dgpp_core.api import ConfigError, PluginError
+from dgpp_core.checkpoint.headers import DTYPE_BITS
 from dgpp_core.cli.main import cli
 from dgpp_core.cli.options import CAPACITY, HTTP, OWN_NAMES, SERVICE
 from dgpp_core.cli.serving import choose, serve_options, world_options
-from dgpp_core.cli.synth import in_format, shortened
+from dgpp_core.cli.synth import in_format, number_formats, shortened
 from dgpp_core.config.fabric import Fabric
 from dgpp_core.config.settings import IDLE_KEYS, EngineSettings, HttpSettings
 from dgpp_core.engine.factory import prepare
@@ -452,3 +453,64 @@ def test_a_weight_format_is_what_config_json_says_of_it(toy: LoadedModel) -> Non
     with pytest.raises(ConfigError) as caught:
         in_format(spec, config, "nf4")
     assert (caught.value.found, caught.value.expected.endswith("nvfp4")) == ("nf4", True)
+
+
+# what is said to whoever asks for the wrong thing
+
+
+def hint(*arguments: str) -> str:
+    """The next step that a command names which is refused."""
+    done = run(*arguments, "--json") if arguments[0] != "serve" else run(*arguments)
+    assert done.exit_code in (1, 2), done.output
+    if arguments[0] != "serve":
+        return str(json.loads(done.stderr)["error"]["hint"])
+    return done.stderr.split("next step: ")[1].strip()
+
+
+@pytest.mark.parametrize("name", sorted(load_plugins(environ={}).models()))
+def test_the_formats_that_are_listed_are_those_that_can_be_written(name: str) -> None:
+    model = load_plugins(environ={}).model(name)
+    numbers = number_formats(model)
+    with pytest.raises(ConfigError) as caught:
+        in_format(model.spec, model.spec.tiny_config, "fp3", numbers)
+    listed = caught.value.expected.removeprefix("one of ").split(", ")
+    assert caught.value.hint
+    assert len(set(listed)) == len(listed)
+    assert {"bf16", "f32", *model.spec.quantised} <= set(listed)
+    assert not {"bool", "u8", "i8", "f4"} & {*listed} - {*model.spec.quantised}
+    for form in listed:
+        config, dtype = in_format(model.spec, model.spec.tiny_config, form, numbers)
+        table = model.bindings(model.read_config(config))
+        assert any(b.storage != "dense" or dtype in b.formats for b in table.tensors)
+    for form in {kind.lower() for kind in DTYPE_BITS} - {*listed}:
+        with pytest.raises(ConfigError):
+            in_format(model.spec, model.spec.tiny_config, form, numbers)
+
+
+def test_a_wrong_format_gets_the_nearest_or_the_default() -> None:
+    assert hint("synth", "glm47", "--tiny", "--format", "fp3", "./x") == "did you mean `fp8`?"
+    assert "leave --format out" in hint("synth", "glm47", "--tiny", "--format", "q", "./x")
+
+
+def test_next_steps_of_a_wrong_name_or_value() -> None:
+    assert hint("synth", "llama", "--tiny", "./x") == "`llama` is a plugin: name a model of it, smollm2"
+    assert "18080" in hint("serve", "--plugin", "smollm2", "--port", "99999")
+    assert "leave it out" in hint("serve", "--plugin", "smollm2", "--kv-capacity", "0")
+    assert "dgpp plugins list" in hint("plugins", "check", "nosuch")
+    assert hint("plugins", "check", "lama") == "did you mean `llama`?"
+
+
+def test_a_model_without_a_checkpoint_names_the_ways_to_one() -> None:
+    told = hint("serve", "--plugin", "glm47", "--offline")
+    for way in ("hf download nvidia/GLM-4.7-NVFP4", "--checkpoint DIR", "dgpp synth glm47 --tiny DIR"):
+        assert way in told
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    tiny = load_plugins(environ={}).models()["glm47"].tiny_config
+    (tmp_path / "config.json").write_text(json.dumps(tiny))
+    for other in ("glm53", "smollm2", "qwen38-flash-next"):
+        assert hint("plan", "--plugin", other, "--checkpoint", str(tmp_path)) == "--plugin glm47, or leave --plugin out"
+    done = run("serve", "--plugin", "glm53", "--checkpoint", str(tmp_path))
+    assert done.exit_code == 2
+    assert "config.json describes glm47, not glm53" in done.stderr

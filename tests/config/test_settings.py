@@ -83,6 +83,13 @@ def test_a_value_out_of_range_names_key_found_and_allowed(tmp_path: Path, key: s
     assert f"engine.{key}" in error.what
     assert words in error.expected
     assert error.found == json.dumps(value["workers"] if isinstance(value, dict) else value)
+    default = getattr(EngineSettings(), key)
+    shown = json.dumps(default.workers if isinstance(value, dict) else default)
+    assert error.hint == f"choose such a value, or leave it out for the default, {shown}"
+
+
+def test_a_value_without_a_default_or_in_a_list_is_not_to_be_left_out(tmp_path: Path) -> None:
+    assert refusal(tmp_path, with_engine() | {"world_size": 0}).hint == ""
 
 
 @pytest.mark.parametrize(
