@@ -105,7 +105,7 @@ class Posts:
     def reset(self) -> None:
         """Count from 0 again, when nothing runs: warm steps have been counted on the device alone."""
         self.outbox.turns.zero_()
-        self._turn = 0
+        self._turn, self._unread = 0, [None] * KEPT_STEPS
 
     def make_room(self) -> None:
         """Read what the next step would overwrite, if nobody has; before the step is launched.

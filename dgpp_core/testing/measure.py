@@ -10,7 +10,7 @@ import torch
 
 from dgpp_core.api import ConfigError
 from dgpp_core.engine.graphs import StaticRunner
-from dgpp_core.engine.runner import EagerRunner
+from dgpp_core.testing.subject import without_graphs
 from dgpp_core.testing.traffic import Read, mean_chosen, read_bytes, recorded_reads
 from dgpp_core.testing.world import World
 
@@ -225,13 +225,8 @@ def _unserved(found: str) -> ConfigError:
 
 def _reads_of_a_step(world: World) -> list[Read]:
     """The calls of one tick, run without graphs."""
-    engine, runner = world.engine, world.engine.runner
-    engine.runner = EagerRunner(engine.program, engine.device)
-    try:
-        with recorded_reads() as reads:
-            world.tick()
-    finally:
-        engine.runner = runner
+    with without_graphs(world.engine), recorded_reads() as reads:
+        world.tick()
     return reads
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from dgpp_core.engine.factory import build_engine, prepare, prepare_config
 from dgpp_core.engine.memory import LinuxMemory
 from dgpp_core.engine.plan import Plan, make_plan
 from dgpp_core.engine.rehearsal import warm
+from dgpp_core.engine.runner import EagerRunner
 from dgpp_core.formats.resident import DeviceKind
 from dgpp_core.host.loading import LoadedModel
 from dgpp_core.scheduler.sizing import limits_from, step_depths
@@ -101,6 +103,19 @@ class Subject:
                 for _ in engine.use_graphs(step_depths(engine.geometry, self.settings)):
                     pass
             warm(engine, self.settings.idle_budget or engine.geometry.context)
+            with without_graphs(engine):  # as the reads of a step are recorded
+                warm(engine, 1)
+
+
+@contextlib.contextmanager
+def without_graphs(engine: Engine) -> Iterator[None]:
+    """Steps run in the shape they come in meanwhile: a graph's replay calls nothing that could be watched."""
+    runner = engine.runner
+    engine.runner = EagerRunner(engine.program, engine.device)
+    try:
+        yield
+    finally:
+        engine.runner = runner
 
 
 def _available(device: torch.device) -> int:

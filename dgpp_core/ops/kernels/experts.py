@@ -216,7 +216,7 @@ def _decode_options(top_k: int, experts: int, shared: bool, rows: int, pdl: bool
     picks = triton.next_power_of_2(max(rows * top_k, 128))
     options = {"P": picks, "TOPK": top_k, "E": experts, "SHARED": shared, "ONE": rows == 1, "PDL": int(pdl)}
     # Of more rows than a tile has columns, some experts are read again.
-    return {**options, "CACHE": "once" if picks <= 128 else ".cg", "launch_pdl": pdl, "maxnreg": _REGISTERS}
+    return {**options, "CACHE": "evict_first" if picks <= 128 else ".cg", "launch_pdl": pdl, "maxnreg": _REGISTERS}
 
 
 def _gate_up_options(hidden: int, inner: int, limit: float | None = None) -> dict[str, Any]:

@@ -148,13 +148,13 @@ def activation_pointers(x, rows, K: gl.constexpr, WARP_K: gl.constexpr, W: gl.co
 
 @gluon.jit
 def weight_words(pointers, CACHE: gl.constexpr):
-    """Words at ``pointers``; CACHE: the modifier of the load, or ``once``: nothing else of the step reads them again.
+    """Words at ``pointers``; CACHE: the modifier of the load, or ``evict_first`` where nothing reads them again.
 
-    Those are the first to leave the second-level cache. What a step writes and reads again, and its kernels'
-    instructions, stay there beside gigabytes of weights (3 % of a step).
+    What a step writes and reads again, and its kernels' instructions, then stay in the second-level cache beside
+    gigabytes of weights.
     """
-    if CACHE == "once":
-        words = gl.load(pointers, eviction_policy="evict_first")
+    if CACHE == "evict_first":
+        words = gl.load(pointers, eviction_policy=CACHE)
     else:
         words = gl.load(pointers, cache_modifier=CACHE)
     return words

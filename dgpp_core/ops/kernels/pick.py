@@ -36,7 +36,7 @@ def _ranked(value, index):
 
 @triton.jit
 def _ranked_ids(value, index, V: tl.constexpr):
-    """`_ranked`, below everything from id V on: where all of a row is NaN, what is picked is still a token's id."""
+    """`_ranked`; ids from V on rank below everything, so that of a row of NaN a token's id is picked too."""
     return tl.where(index < V, _ranked(value, index), -9223372036854775808)
 
 

@@ -62,7 +62,7 @@ def _decode_meta(cut: Plan, rows: int, columns: int, wide: bool, again: bool) ->
         "AHEAD": cut.ahead[wide],
         "SPLITS": cut.splits,
         "GATED": cut.fused,
-        "CACHE": ".cg" if again else "once",
+        "CACHE": ".cg" if again else "evict_first",
         "PDL": True,
         "num_warps": cut.warps,
         "launch_pdl": True,

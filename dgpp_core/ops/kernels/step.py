@@ -93,7 +93,13 @@ def commit_rows(
     KEPT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (segments,): see `commit`. SPAN >= WIDTH; KEPT: steps that ``posted`` holds, 0 where there is none."""
+    """Grid (segments,): see `commit`.
+
+    Args:
+        posted: int64 ``[KEPT, segments, WIDTH + 4]``, and turns ``[segments]``: a `dgpp_core.ops.step.Outbox`.
+        SPAN: a power of two >= WIDTH.
+        KEPT: steps that ``posted`` holds, 0 where there is none.
+    """
     segment = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, SPAN)
     there = i < WIDTH
@@ -143,7 +149,7 @@ def copy_rows(x, rows, out, H: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constex
 
 @triton.jit
 def place_drafts(held, slots, drafts, DEPTH: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr):
-    """Grid (B,): row ``slots`` of held ``[., DEPTH]`` are those of drafts ``[B, DEPTH]``."""
+    """Grid (B,): rows ``slots`` of held ``[slots + 1, DEPTH]`` are those of drafts ``[B, DEPTH]``."""
     segment = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, SPAN)
     if PDL:
