@@ -86,9 +86,10 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line."""
-    # Before torch is loaded. Threads that wait for each other in a loop keep the processor from whoever they wait for:
-    # on two cores beside another program a step of a small model took 30 to 130 ms instead of 2.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Before torch is loaded. Its threads wait for each other in a loop of milliseconds, which keeps the processor from
+    # whoever they wait for where another program is busy too. This many turns are some tens of microseconds.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         code = cli.main(prog_name="dgpp", standalone_mode=False)
     except click.Abort:

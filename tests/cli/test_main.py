@@ -223,3 +223,21 @@ def test_subcommands_are_guarded_too() -> None:
         raise PluginError("no")
 
     assert CliRunner().invoke(group, ["inner"]).stderr == "error: no\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "turns"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=["own", "given", "policy"],
+)
+def test_threads_that_wait_sleep_before_long_unless_told_otherwise(environ: dict[str, str], turns: str) -> None:
+    """What is set before torch is loaded, seen from a command."""
+    code = "from dgpp_core.cli import main as m, version; import os, click\n"
+    code += "version.command = click.Command('version', callback=lambda: print(os.environ.get('GOMP_SPINCOUNT')))\n"
+    code += "m.main()"
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    whole = {name: value for name, value in os.environ.items() if name not in names} | environ
+    done = subprocess.run(
+        [sys.executable, "-c", code, "version"], capture_output=True, text=True, env=whole, timeout=60
+    )
+    assert done.stdout.strip() == turns, done.stderr
