@@ -5,7 +5,7 @@ The field types carry the parse ranges, so that the parser, the command line and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -268,13 +268,13 @@ def without_effect(settings: EngineSettings) -> dict[str, str]:
 
     What turns on the model, `dgpp_core.scheduler.sizing.idle_schedule` knows.
     """
-    found = {key: IDLE_KEYS[key] for key in given(settings, tuple(IDLE_KEYS))}
+    found = {key: IDLE_KEYS[key] for key in given(settings, IDLE_KEYS)}
     if not settings.mtp_schedule:
         found |= dict.fromkeys(given(settings, SCHEDULE_KEYS), "without `mtp_schedule`")
     return found
 
 
-def given(settings: EngineSettings, keys: Sequence[str]) -> list[str]:
+def given(settings: EngineSettings, keys: Iterable[str]) -> list[str]:
     """Those of the keys that have another value than their default."""
     plain = EngineSettings()
     return [key for key in keys if getattr(settings, key) != getattr(plain, key)]

@@ -14,10 +14,10 @@ from dgpp_core.checkpoint.synth import synthesise
 from dgpp_core.cluster.boot import Assignment, build
 from dgpp_core.cluster.pulse import Pulse
 from dgpp_core.config.settings import SCHEDULE_KEYS, EngineSettings
-from dgpp_core.engine.families import step_depths
+from dgpp_core.engine.geometry import Geometry
 from dgpp_core.host.loading import load_plugins
 from dgpp_core.scheduler.limits import Limits
-from dgpp_core.scheduler.sizing import idle_schedule
+from dgpp_core.scheduler.sizing import idle_schedule, limits_from
 
 OTHER: dict[str, Any] = {
     "mtp_schedule_row_ms": 2.0,
@@ -29,19 +29,10 @@ OTHER: dict[str, Any] = {
 
 
 def limits_of(settings: EngineSettings, confident: bool) -> Limits:
-    return Limits(
-        slots=1,
-        blocks=10,
-        max_context=100,
-        depth=settings.mtp_depth,
-        ladder=step_depths(settings.mtp_depth, settings),
-        base_ms=settings.mtp_schedule_base_ms,
-        row_ms=settings.mtp_schedule_row_ms,
-        confident=confident,
-        worth=settings.mtp_schedule_lambda,
-        adapt=settings.mtp_schedule_adapt,
-        sampled_scale=settings.mtp_schedule_sampled_scale,
+    geometry = Geometry(
+        slots=1, blocks=10, block_tokens=64, snapshots=0, step_width=1 + settings.mtp_depth, context=100
     )
+    return limits_from(geometry, settings, needs_snapshot=False, confident=confident)
 
 
 @pytest.mark.parametrize("confident", [False, True])

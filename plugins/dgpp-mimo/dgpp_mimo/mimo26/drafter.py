@@ -16,6 +16,7 @@ from dgpp_core.layers.stream import Stream
 from dgpp_core.ops.linear import Linear
 from dgpp_core.ops.norm import rms_norm
 from dgpp_core.ops.pick import greedy
+from dgpp_core.ops.residual import draft_input
 from dgpp_mimo.mimo26.attention import DraftAttention, Step
 from dgpp_mimo.mimo26.config import BLOCKS, Mimo26Config
 from dgpp_mimo.mimo26.model import Layer, Mimo26Model
@@ -35,8 +36,8 @@ class Block:
     def __call__(self, batch: StepBatch, hidden: Tensor, tokens: Tensor, state: State) -> Tensor:
         """Run rows at the positions of ``batch`` with the target's ``hidden`` states and their ``tokens``; normed."""
         dtype = self.model.dtype
-        embedded = rms_norm(self.model.embed[tokens], self.embedding_norm, self.eps, dtype)
-        mixed = torch.cat((embedded, rms_norm(hidden, self.hidden_norm, self.eps, dtype)), dim=-1)
+        norms = self.embedding_norm, self.hidden_norm
+        mixed = draft_input(self.model.embed, tokens, hidden, *norms, self.eps, dtype)
         stream = Stream(self.mix.wide(mixed, batch.keep_rows), self.eps, dtype)
         x = rms_norm(stream.residual, self.layer.attention_norm, self.eps, dtype)
         return self.layer(x, stream, self.norm, Step(batch, state, self.model.ropes))
